@@ -1,0 +1,111 @@
+"""The codec contract: frames of seven codes in, samples out, in terms of streams.
+
+Rule: two layers. A `Decoder` is blocking and owned by one thread; it holds the state of `slots`
+streams and advances some of them in one step. A `Codec` is what the event loop sees: streams that
+are fed and taken from. `loop.py` makes the second out of the first. A decoder is opened by name like
+an engine: `codec = "streaming"` is `orpheus_ws/codec/streaming.py:open_decoder`.
+
+N frames give exactly N × 2048 samples, head and tail included, whatever the chunking.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orpheus_ws.config import CodecConfig, load_part
+from orpheus_ws.tokens import Frame
+
+Samples = NDArray[np.float32]
+"""Mono, 24 kHz, nominally within ±1."""
+
+
+class Work(NamedTuple):
+    """What one step does for one stream."""
+
+    slot: int
+    frames: Sequence[Frame]
+    last: bool
+    """No frame follows: flush everything the stream still owes."""
+
+
+class Decoder(Protocol):
+    """A blocking decoder of many streams. Only the thread that opened it may call it."""
+
+    @property
+    def slots(self) -> int:
+        """How many streams it can hold."""
+        ...
+
+    @property
+    def lookahead_frames(self) -> int:
+        """Frames that must follow a frame before all of its samples are final."""
+        ...
+
+    def reset(self, slot: int) -> None:
+        """Make the slot a stream of which nothing has been heard."""
+        ...
+
+    def step(self, batch: Sequence[Work]) -> list[Samples]:
+        """Feed frames to each slot of the batch and return the samples that became final."""
+        ...
+
+
+class CodecStream(Protocol):
+    """One segment on its way through the codec. Used on the event loop."""
+
+    def push(self, frames: Sequence[Frame]) -> None:
+        """Queue frames; never blocks. They wait undecoded until `take` asks for samples."""
+        ...
+
+    def finish(self) -> None:
+        """No frame follows."""
+        ...
+
+    async def take(self) -> Samples:
+        """Decode and return the next samples; empty after the last ones.
+
+        Not asking is how a slow listener holds the codec back. Cancelling is safe: the stream can
+        only be closed afterwards. Raises `Internal` when the decode failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the slot back; a pending `take` ends. Idempotent."""
+        ...
+
+
+class CodecStatistics(NamedTuple):
+    """Where the codec stands. Counters only grow."""
+
+    streams: int
+    steps: int
+    frames: int
+    decode_seconds: float
+
+
+class Codec(Protocol):
+    """All streams of the process."""
+
+    def open(self) -> CodecStream:
+        """Start a stream. Raises `Overloaded` when every slot is taken."""
+        ...
+
+    def statistics(self) -> CodecStatistics:
+        """Current figures."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the thread; streams still open raise `Internal`. Idempotent."""
+        ...
+
+
+def open_decoder(config: CodecConfig) -> Decoder:
+    """Open the decoder that `config.name` names, on the calling thread.
+
+    Raises `StartupError` with what to do.
+    """
+    module = load_part("orpheus_ws.codec", config.name, extra="codec")
+    decoder: Decoder = module.open_decoder(config)
+    return decoder

@@ -1,0 +1,80 @@
+"""The engine contract: one segment's prompt in, groups of Orpheus token ids out.
+
+Rule: an engine knows text, ids and slots; it knows no frames, no audio and no sockets. It is opened
+by name: `engine = "pocket"` imports `orpheus_ws.engine.pocket` and awaits its `open_engine(config)`;
+a name with a dot is a module of somebody else's. Every engine passes `tests/conformance`.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from orpheus_ws.config import EngineConfig, load_part
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """One segment to speak and how to sample it. `seed` is always set."""
+
+    text: str
+    voice: str
+    seed: int
+    temperature: float = 0.6
+    top_p: float = 0.8
+    repetition_penalty: float = 1.1
+    max_tokens: int = 2048
+
+
+class EngineStatistics(NamedTuple):
+    """Where an engine stands. Counters only grow."""
+
+    active: int
+    """Requests that hold a slot."""
+    waiting: int
+    """Requests that wait for one."""
+    steps: int
+    """Steps of the whole batch since start."""
+    tokens: int
+    """Ids handed out since start."""
+
+
+class Engine(Protocol):
+    """What the rest of the program asks of an engine. All calls are made on the event loop."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots: how many requests run at once. Further ones wait inside `generate`."""
+        ...
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names a prompt may carry; the first is the default. Never empty."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine can never answer again."""
+        ...
+
+    def generate(self, prompt: Prompt) -> AsyncGenerator[Sequence[int], None]:
+        """Yield the ids of one segment in groups, ending with end of speech or at `max_tokens`.
+
+        The consumer may stop at any time with `aclose()` or by being cancelled: the slot is free
+        within two engine steps, and nothing more is generated. Raises `EngineFailed`.
+        """
+        ...
+
+    def statistics(self) -> EngineStatistics:
+        """Current figures; cheap enough for every scrape."""
+        ...
+
+    async def close(self) -> None:
+        """Stop. Requests still running raise `EngineFailed`. Idempotent."""
+        ...
+
+
+async def open_engine(config: EngineConfig) -> Engine:
+    """Open the engine that `config.name` names. Raises `StartupError` with what to do."""
+    module = load_part("orpheus_ws.engine", config.name, extra=config.name)
+    engine: Engine = await module.open_engine(config)
+    return engine

@@ -1,0 +1,170 @@
+"""Every error of the project, in one tree.
+
+Rule: an error carries its wire code, the close code it brings with it (if it ends the socket) and
+whether trying again can help. Its text is written by us, says what to do, and is sent to clients as
+it stands: it never contains the user's words, a key, or the text of another exception. Exceptions
+of other libraries are translated where they enter and go no further.
+
+    OrpheusError
+    ├── PeerError            the other side did something it should not
+    │   ├── BadMessage       bad_message; the socket lives
+    │   ├── Undecodable      bad_message, close 1007
+    │   ├── WrongFrameKind   bad_message, close 1003
+    │   ├── MessageTooBig    bad_message, close 1009
+    │   ├── UnknownVoice     unknown_voice
+    │   ├── UnsupportedFormat unsupported_format
+    │   ├── TextTooLong      text_too_long
+    │   ├── ContextLimit     context_limit
+    │   └── SlowConsumer     slow_consumer, close 1008
+    ├── ServiceError         we could not do what was asked
+    │   ├── Overloaded       overloaded
+    │   ├── NoAudio          no_audio
+    │   ├── EngineFailed     engine_failed
+    │   └── Internal         internal
+    ├── StartupError         the process cannot start: configuration, a missing extra, a bad file
+    └── ClientError          raised by the client SDK
+        ├── Refused          the handshake was refused (status, retry_after)
+        ├── Disconnected     the socket ended before the utterance did
+        └── UtteranceFailed  the server answered `error` (code, retryable)
+"""
+
+from typing import ClassVar
+
+
+class OrpheusError(Exception):
+    """Base of the tree. `str(error)` is safe to send to a client."""
+
+    code: ClassVar[str] = "internal"
+    close_code: ClassVar[int | None] = None
+    retryable: ClassVar[bool] = False
+
+
+class PeerError(OrpheusError):
+    """The other side's fault."""
+
+
+class BadMessage(PeerError):
+    """A message that decodes but is not one of ours."""
+
+    code = "bad_message"
+
+
+class Undecodable(BadMessage):
+    """Bytes that are not msgpack or JSON at all."""
+
+    close_code = 1007
+
+
+class WrongFrameKind(BadMessage):
+    """A text frame where the protocol has binary ones, or the reverse."""
+
+    close_code = 1003
+
+
+class MessageTooBig(BadMessage):
+    """A message over `limits.message_bytes`."""
+
+    close_code = 1009
+
+
+class UnknownVoice(PeerError):
+    """The engine has no such voice."""
+
+    code = "unknown_voice"
+
+
+class UnsupportedFormat(PeerError):
+    """An encoding or a sample rate that `ready` did not offer."""
+
+    code = "unsupported_format"
+
+
+class TextTooLong(PeerError):
+    """More unspoken text than `limits.text_chars`."""
+
+    code = "text_too_long"
+
+
+class ContextLimit(PeerError):
+    """More open contexts than `limits.contexts`."""
+
+    code = "context_limit"
+    retryable = True
+
+
+class SlowConsumer(PeerError):
+    """The peer stopped reading while audio was due."""
+
+    code = "slow_consumer"
+    close_code = 1008
+
+
+class ServiceError(OrpheusError):
+    """Our fault."""
+
+
+class Overloaded(ServiceError):
+    """No room now."""
+
+    code = "overloaded"
+    retryable = True
+
+
+class NoAudio(ServiceError):
+    """The engine produced no frame for a segment that has words, twice."""
+
+    code = "no_audio"
+    retryable = True
+
+
+class EngineFailed(ServiceError):
+    """The engine raised or died."""
+
+    code = "engine_failed"
+    retryable = True
+
+
+class Internal(ServiceError):
+    """Anything else that went wrong on our side."""
+
+    code = "internal"
+    retryable = True
+
+
+class StartupError(OrpheusError):
+    """The process cannot start. The text is one line for the operator and says what to change."""
+
+
+class ClientError(OrpheusError):
+    """Base of what the client SDK raises."""
+
+
+class Refused(ClientError):
+    """The server refused the handshake.
+
+    `status` is the HTTP status; `retry_after` the seconds it asked to wait, if it named any.
+    """
+
+    def __init__(self, message: str, *, status: int, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
+class Disconnected(ClientError):
+    """The socket closed before the utterance was complete. `close_code` as received, or None."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, received_code: int | None = None) -> None:
+        super().__init__(message)
+        self.received_code = received_code
+
+
+class UtteranceFailed(ClientError):
+    """The server ended the utterance with `error`. `wire_code` is its code."""
+
+    def __init__(self, message: str, *, wire_code: str, can_retry: bool) -> None:
+        super().__init__(message)
+        self.wire_code = wire_code
+        self.can_retry = can_retry

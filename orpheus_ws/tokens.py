@@ -1,0 +1,155 @@
+"""Orpheus's vocabulary: prompt framing, frames, and loops of them. Pure.
+
+Rule: this module alone knows the model's constants. The slot of a token comes from its id, never
+from a counter, so a stray id costs at most the frame it falls into and never shifts later ones.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from orpheus_ws.errors import Internal
+
+# Ids of the released checkpoints (canopylabs/orpheus-3b, built on Llama-3.2-3B's tokenizer).
+BEGIN_OF_TEXT = 128_000
+END_OF_TURN = 128_009
+START_OF_SPEECH = 128_257
+END_OF_SPEECH = 128_258
+START_OF_HUMAN = 128_259
+END_OF_HUMAN = 128_260
+START_OF_AI = 128_261
+# Text ids are below this; everything from here on is control or audio.
+FIRST_SPECIAL_ID = 128_000
+AUDIO_BASE = 128_266
+CODEBOOK_SIZE = 4096
+CODES_PER_FRAME = 7
+AUDIO_END = AUDIO_BASE + CODES_PER_FRAME * CODEBOOK_SIZE
+
+SAMPLE_RATE = 24_000
+SAMPLES_PER_FRAME = 2048
+"""One frame is 85.33 ms, so real time is 11.72 frames or 82.03 tokens a second."""
+
+VOICES = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
+TAGS = ("laugh", "chuckle", "sigh", "cough", "sniffle", "groan", "yawn", "gasp")
+
+Frame = tuple[int, ...]
+"""Seven codes 0…4095 in slot order. SNAC's levels are slots [0], [1, 4] and [2, 3, 5, 6]."""
+
+
+def prompt_ids(voice: str, text: str, encode: Callable[[str], Sequence[int]]) -> list[int]:
+    """Frame `text` for `voice` as the model was trained to see it.
+
+    `encode` turns plain text into ids and adds nothing of its own; it must be called with special
+    tokens disabled, and a text id that is a control or audio id raises `Internal` rather than
+    reach the model.
+    """
+    text_ids = list(encode(f"{voice}: {text}"))
+    if any(not 0 <= text_id < FIRST_SPECIAL_ID for text_id in text_ids):
+        raise Internal("the tokenizer turned text into control ids; disable special tokens")
+    return [
+        START_OF_HUMAN,
+        BEGIN_OF_TEXT,
+        *text_ids,
+        END_OF_TURN,
+        END_OF_HUMAN,
+        START_OF_AI,
+        START_OF_SPEECH,
+    ]
+
+
+def audio_id(slot: int, code: int) -> int:
+    """Token id of `code` (0…4095) in `slot` (0…6)."""
+    return AUDIO_BASE + slot * CODEBOOK_SIZE + code
+
+
+def frame_ids(frame: Sequence[int]) -> list[int]:
+    """Token ids of one frame of seven codes."""
+    return [audio_id(slot, code) for slot, code in enumerate(frame)]
+
+
+class FrameAssembler:
+    """Token ids → whole frames of one segment.
+
+    An id that is out of range is counted and skipped. An audio id out of turn is counted and what
+    was assembled of its frame is dropped; the stream resynchronises at the next slot 0. `dropped`
+    counts the legal ids lost with incomplete frames. `ended` turns true at end of speech, after
+    which ids are ignored.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.tokens = 0
+        self.invalid = 0
+        self.dropped = 0
+        self._partial: list[int] = []
+        self._synchronised = True
+
+    def push(self, ids: Iterable[int]) -> list[Frame]:
+        """Take ids in the order the engine produced them; return the frames they complete."""
+        frames: list[Frame] = []
+        for token in ids:
+            if self.ended:
+                break
+            self.tokens += 1
+            if token == END_OF_SPEECH:
+                self.finish()
+            elif AUDIO_BASE <= token < AUDIO_END:
+                slot, code = divmod(token - AUDIO_BASE, CODEBOOK_SIZE)
+                self._accept(slot, code, frames)
+            else:
+                self.invalid += 1
+        return frames
+
+    def finish(self) -> None:
+        """End the segment; ids of an incomplete last frame count as dropped."""
+        self.ended = True
+        self.dropped += len(self._partial)
+        self._partial.clear()
+
+    def _accept(self, slot: int, code: int, frames: list[Frame]) -> None:
+        partial = self._partial
+        if slot != len(partial):
+            if self._synchronised:
+                self.invalid += 1
+                self._synchronised = False
+            else:
+                self.dropped += 1
+            self.dropped += len(partial)
+            partial.clear()
+            if slot != 0:
+                return
+        self._synchronised = True
+        partial.append(code)
+        if len(partial) == CODES_PER_FRAME:
+            frames.append(tuple(partial))
+            partial.clear()
+
+
+class LoopDetector:
+    """Notices a generation that repeats itself.
+
+    `push` takes frames in order with whether each is audible and says whether the last
+    `limit_frames` audible frames merely repeat what came 1…`max_period` frames before them.
+    Silent frames do not count towards it: a long pause is not a loop.
+    """
+
+    # 23 frames are 1.96 s: "within 2 s of audible repetition".
+    # 36 frames are 3.1 s, longer than the phrases that loops were reported to consist of.
+    def __init__(self, *, limit_frames: int = 23, max_period: int = 36) -> None:
+        self._limit = limit_frames
+        self._history: list[Frame] = []
+        self._max_period = max_period
+        self._runs = [0] * (max_period + 1)
+
+    def push(self, frame: Frame, *, audible: bool) -> bool:
+        """Return true when the stream has looped for `limit_frames` audible frames."""
+        history, runs = self._history, self._runs
+        looping = False
+        for period in range(1, len(history) + 1):
+            if history[-period] != frame:
+                runs[period] = 0
+            elif audible:
+                runs[period] += 1
+                looping = looping or runs[period] >= self._limit
+        history.append(frame)
+        if len(history) > self._max_period:
+            del history[0]
+        return looping
