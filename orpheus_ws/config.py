@@ -9,6 +9,7 @@ Parts that are chosen by name (`engine.name`, `codec.name`) read their own `opti
 
 import difflib
 import importlib
+import pkgutil
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -150,12 +151,19 @@ def load_part(package: str, name: str, *, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing == module_name or module_name.startswith(f"{missing}."):
+            known = [module.name for module in pkgutil.iter_modules([str(_folder(package))])]
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
             raise StartupError(
-                f"there is no {kind} {name!r}: see {package}, or give the dotted name of your module"
+                f"there is no {kind} {name!r}; the nearest is {near[0]!r}, and a dotted name is a "
+                "module of your own"
             ) from error
         raise StartupError(
             f"{kind} {name!r} needs the package {missing!r}: pip install 'orpheus-ws[{extra}]'"
         ) from error
+
+
+def _folder(package: str) -> Path:
+    return Path(__file__).parent.joinpath(*package.split(".")[1:])
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+# Two commands matter: `make demo` and `make test`. Both set up what they need.
+# PIP_ARGS is passed to pip, for example to name PyTorch's CPU wheel index (see README.md).
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_NUMPY1 ?= .venv-numpy1
+PIP_ARGS ?=
+TEXT ?= Hello! This is Orpheus, speaking over a web socket. How are you today?
+export TEXT
+
+BIN := $(VENV)/bin
+INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
+# Tests that need torch and the embedded voice; the others also run without either.
+VOICE_TESTS := tests/voice
+PYTEST := -m pytest
+SLOW := -m slow --timeout 1200
+
+.PHONY: demo test test-slow test-numpy1 lint format clean
+
+demo: $(VENV)/.voice
+	@$(BIN)/python -m orpheus_ws say --local --output hello.wav -- "$$TEXT"
+
+test: $(VENV)/.dev
+	$(BIN)/python -X dev $(PYTEST) -m "not slow" $(TESTS)
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python $(PYTEST) $(SLOW) $(TESTS)
+
+# TensorRT-LLM's image has numpy 1 and a torch of its own, so the base must not need either.
+test-numpy1: $(VENV_NUMPY1)/.check
+	$(VENV_NUMPY1)/bin/python $(PYTEST) -m "not slow" --ignore $(VOICE_TESTS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) $(VENV_NUMPY1) hello.wav .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(VENV)/.voice: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing the server with the embedded voice into $(VENV) …"
+	@$(BIN)/python $(INSTALL) --editable '.[pocket]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing what the tests need into $(VENV) …"
+	@$(BIN)/python $(INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.voice
+
+$(VENV_NUMPY1)/.check: pyproject.toml constraints.txt | $(VENV_NUMPY1)/bin/python
+	@$(VENV_NUMPY1)/bin/python $(INSTALL) --editable '.[check]' 'numpy<2'
+	@touch $@
+
+%/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "orpheus-ws needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
+	@$(PYTHON) -m venv $*

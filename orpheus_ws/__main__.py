@@ -1,0 +1,5 @@
+"""`python -m orpheus_ws` is `orpheus-ws`."""
+
+from orpheus_ws.cli import main
+
+main()

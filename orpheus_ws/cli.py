@@ -1,0 +1,275 @@
+"""The command line: the only reader of arguments and environment.
+
+Rule: commands parse, call, and print; what they do is elsewhere. Results go to standard output, logs
+and progress to standard error. Exit codes: 0 done, 1 it did not work (one line says why), 2 wrong
+usage.
+"""
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import wave
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import IO, Final
+
+import click
+import msgspec
+import numpy as np
+
+import orpheus_ws
+from orpheus_ws import config as configuration
+from orpheus_ws import logs
+from orpheus_ws.audio import AUDIBLE
+from orpheus_ws.client import connect
+from orpheus_ws.errors import ClientError, OrpheusError, StartupError
+from orpheus_ws.tokens import SAMPLE_RATE
+
+API_KEY_VARIABLE: Final = "ORPHEUS_API_KEY"
+DEFAULT_URL: Final = "ws://127.0.0.1:8765/v1/tts"
+FILE_LEAD_MS: Final = 10_000
+"""A file is not listened to while it is written, so the server may run ahead as far as it likes."""
+PLAYERS: Final = (
+    ("ffplay", "-v", "quiet", "-nodisp", "-autoexit", "-f", "s16le", "-ar", "24000", "-i", "-"),
+    ("aplay", "-q", "-t", "raw", "-f", "S16_LE", "-r", "24000", "-c", "1"),
+    ("play", "-q", "-t", "raw", "-e", "signed", "-b", "16", "-r", "24000", "-c", "1", "-"),
+)
+"""Programs that play raw PCM from standard input; the first one installed is used."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(orpheus_ws.__version__, prog_name="orpheus-ws")
+def cli() -> None:
+    """Real-time Orpheus speech over WebSockets."""
+
+
+def main() -> None:
+    """Run the command line; errors of ours become one line and exit code 1."""
+    try:
+        cli(standalone_mode=True)
+    except OrpheusError as error:
+        click.echo(f"orpheus-ws: {error}", err=True)
+        sys.exit(1)
+
+
+# serve --------------------------------------------------------------------------------------------
+
+
+@cli.command()
+@click.option(
+    "--config", "file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file."
+)
+@click.option("--host", help="Address to listen on.  [server.host]")
+@click.option("--port", help="Port; 0 takes a free one.  [server.port]")
+@click.option("--metrics-port", help="Port of /metrics.  [server.metrics_port]")
+@click.option("--engine", help="pocket, simulated, or a dotted module.  [engine.name]")
+@click.option("--capacity", help="Streams at once.  [engine.capacity]")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
+)
+def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None) -> None:
+    """Serve speech until SIGTERM or SIGINT, then let open utterances finish.
+
+    Configuration comes from the file, then ORPHEUS_WS_* variables (ORPHEUS_WS_SERVER__PORT=9000),
+    then these options. One JSON line on standard output says where the server listens once it has
+    spoken a test word.
+    """
+    keys = {
+        "host": "server.host",
+        "port": "server.port",
+        "metrics_port": "server.metrics_port",
+        "engine": "engine.name",
+        "capacity": "engine.capacity",
+    }
+    flags = [f"{keys[name]}={value}" for name, value in shortcuts.items() if value is not None]
+    config = configuration.load(file=file, environment=os.environ, flags=[*flags, *settings])
+    logs.configure(config.log.level)
+    _run(_serve(config))
+
+
+async def _serve(config: configuration.Config) -> None:
+    # Imported here, so that the client's commands need nothing that only a server needs.
+    from orpheus_ws.server import running
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(config) as server:
+        address = server.address
+        metrics = f"http://{config.server.metrics_host}:{address.metrics_port}/metrics"
+        click.echo(json.dumps({"url": address.url, "metrics": metrics}))
+        await stop.wait()
+        await server.drain()
+
+
+def _run(main: Coroutine[None, None, None]) -> None:
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # not made for Windows
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+# say ----------------------------------------------------------------------------------------------
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What `say` measured. Times are from handing over the text."""
+
+    time_to_first_byte_ms: float
+    time_to_first_audio_ms: float | None
+    real_time_factor: float
+    audio_seconds: float
+
+
+@cli.command()
+@click.argument("text", nargs=-1)
+@click.option("-o", "--output", help="WAV file to write, or - for standard output.")
+@click.option("--url", default=DEFAULT_URL, show_default=True, help="The server.")
+@click.option("--local", is_flag=True, help="Start a server of its own with the embedded voice.")
+@click.option("--voice", help="One of the server's voices.")
+@click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
+@click.option("--api-key", envvar=API_KEY_VARIABLE, show_envvar=True, help="The server's key.")
+def say(
+    text: tuple[str, ...],
+    output: str | None,
+    url: str,
+    *,
+    local: bool,
+    voice: str | None,
+    as_json: bool,
+    api_key: str | None,
+) -> None:
+    """Speak TEXT (or standard input) into a WAV file, or aloud if no file is named."""
+    words = " ".join(text) if text else sys.stdin.read()
+    if not words.strip():
+        raise click.UsageError("there is nothing to say: give TEXT or pipe it in")
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(_local_server()) if local else url
+        write = stack.enter_context(_destination(output))
+        report = asyncio.run(_say(address, api_key, words, voice, write, aloud=output is None))
+    if output not in (None, "-"):
+        click.echo(f"wrote {output}", err=True)
+    if as_json:
+        click.echo(msgspec.json.encode(report).decode(), err=output == "-")
+    else:
+        first_audio = report.time_to_first_audio_ms
+        click.echo(
+            f"time to first byte   {report.time_to_first_byte_ms:8.1f} ms\n"
+            f"time to first audio  {'      --' if first_audio is None else f'{first_audio:8.1f}'} ms\n"
+            f"real-time factor     {report.real_time_factor:8.1f}\n"
+            f"audio                {report.audio_seconds:8.2f} s",
+            err=True,
+        )
+
+
+async def _say(
+    url: str,
+    api_key: str | None,
+    text: str,
+    voice: str | None,
+    write: Callable[[bytes], object],
+    *,
+    aloud: bool,
+) -> Report:
+    first_byte = first_audio = None
+    samples = 0
+    async with connect(url, api_key=api_key) as client:
+        utterance = client.speak(
+            text,
+            voice=msgspec.UNSET if voice is None else voice,
+            lead_ms=msgspec.UNSET if aloud else FILE_LEAD_MS,
+        )
+        started = time.monotonic()
+        async for chunk in utterance:
+            now = time.monotonic() - started
+            first_byte = now if first_byte is None else first_byte
+            pcm = np.frombuffer(chunk.pcm, "<i2")
+            if first_audio is None and np.any(np.abs(pcm / 32767.0) >= AUDIBLE):
+                first_audio = now
+            samples += len(pcm)
+            finished = now
+            await asyncio.to_thread(write, chunk.pcm)
+    if first_byte is None:
+        raise ClientError("the server found nothing to say in this text")
+    return Report(
+        time_to_first_byte_ms=first_byte * 1000,
+        time_to_first_audio_ms=None if first_audio is None else first_audio * 1000,
+        real_time_factor=samples / SAMPLE_RATE / finished,
+        audio_seconds=samples / SAMPLE_RATE,
+    )
+
+
+@contextlib.contextmanager
+def _destination(output: str | None) -> Iterator[Callable[[bytes], object]]:
+    """Where PCM goes: a function that takes it."""
+    if output is None:
+        with _player() as write:
+            yield write
+    elif output == "-":
+        collected = io.BytesIO()
+        yield collected.write
+        with _wav(sys.stdout.buffer) as wav:
+            wav.writeframes(collected.getvalue())
+    else:
+        try:
+            file = Path(output).open("wb")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise ClientError(f"cannot write {output}: {error.strerror}") from error
+        with file, _wav(file) as wav:
+            yield wav.writeframes
+
+
+def _wav(file: IO[bytes]) -> wave.Wave_write:
+    wav = wave.open(file, "wb")  # noqa: SIM115 - the caller closes it
+    wav.setnchannels(1)
+    wav.setsampwidth(2)
+    wav.setframerate(SAMPLE_RATE)
+    return wav
+
+
+@contextlib.contextmanager
+def _player() -> Iterator[Callable[[bytes], object]]:
+    command = next((list(player) for player in PLAYERS if shutil.which(player[0])), None)
+    if command is None:
+        names = ", ".join(player[0] for player in PLAYERS)
+        raise ClientError(f"no program to play sound was found ({names}); use -o FILE")
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            yield process.stdin.write
+
+
+@contextlib.contextmanager
+def _local_server() -> Iterator[str]:
+    """Run a server with the embedded voice on a free port; yields its URL and stops it."""
+    command = [sys.executable, "-m", "orpheus_ws", "serve"]
+    command += ["--port", "0", "--metrics-port", "0", "--set", "log.level=warning"]
+    # Without our own settings: they describe the server that the user runs.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(configuration.ENVIRONMENT_PREFIX)
+    }
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            announcement = process.stdout.readline()
+            if not announcement:
+                raise StartupError("the local server did not start; its error is above")
+            yield json.loads(announcement)["url"]
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()

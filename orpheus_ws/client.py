@@ -1,0 +1,306 @@
+"""The client: one persistent socket, many utterances.
+
+    async with connect("ws://127.0.0.1:8765/v1/tts", api_key=key) as client:
+        async for chunk in client.speak("Hello there."):
+            play(chunk.pcm)
+
+Rule: it imports the wire and nothing heavier, so it installs anywhere. One task reads the socket and
+hands each message to the utterance it belongs to. Leaving an utterance's loop early, or cancelling
+the task that runs it, cancels the utterance on the server.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from itertools import count
+from typing import Final
+
+from msgspec import UNSET, UnsetType
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as connect_websocket
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidStatus,
+    InvalidURI,
+)
+from websockets.typing import Subprotocol
+
+from orpheus_ws import messages as m
+from orpheus_ws.errors import BadMessage, ClientError, Disconnected, Refused, UtteranceFailed
+from orpheus_ws.wire.native import MsgpackWire
+
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+"""Far above any audio message: 0.7 s of 48 kHz float is 134 kB."""
+
+PIECE_CHARS: Final = 4096
+"""A long text is sent in pieces of this many characters, well under a server's message limit."""
+
+_WIRE: Final = MsgpackWire()
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    url: str, *, api_key: str | None = None, open_timeout: float = 10.0
+) -> AsyncIterator["Client"]:
+    """Open a socket and wait for the server's `ready`; closes it in the end.
+
+    Raises `Refused` when the server answers with an HTTP status (503 when it is full, with
+    `retry_after`), and `ClientError` when it cannot be reached or does not speak the protocol.
+    """
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        socket = await connect_websocket(
+            url,
+            additional_headers=headers,
+            subprotocols=[Subprotocol(_WIRE.subprotocol)],
+            compression=None,
+            max_size=MAX_MESSAGE_BYTES,
+            open_timeout=open_timeout,
+        )
+    except InvalidStatus as error:
+        raise _refused(error) from error
+    except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as error:
+        raise ClientError(
+            "cannot open the socket: is the server running, and is the URL like "
+            "ws://host:port/v1/tts?"
+        ) from error
+    try:
+        client = Client(socket, await _greeting(socket, open_timeout))
+        reader = asyncio.create_task(client.read())
+        try:
+            yield client
+        finally:
+            await socket.close()
+            await reader
+    finally:
+        await socket.close()
+
+
+class Utterance:
+    """Something being spoken. Iterate it, once, for its audio; then `result` says how it ended.
+
+    Iteration yields `messages.Audio` (`pcm`, `seq`, `offset`) and ends quietly when the utterance
+    was cancelled. It raises `UtteranceFailed` when the server answers with an error,
+    `Disconnected` when the socket ends first, and whatever the text's own iterator raises. Leaving
+    the loop early, or cancelling its task, cancels the utterance on the server.
+    """
+
+    def __init__(self, client: "Client", opening: m.Open, text: str | AsyncIterable[str]) -> None:
+        self.context = opening.context
+        self.result: m.Done | m.Cancelled | None = None
+        self.sent_at: float | None = None
+        """When the last text went out, by `time.monotonic`."""
+        self.first_byte_at: float | None = None
+        """When the first audio came in, by the same clock."""
+        self._client = client
+        self._opening = opening
+        self._text = text
+        self._inbox: asyncio.Queue[m.ServerMessage | Exception] = asyncio.Queue()
+
+    async def __aiter__(self) -> AsyncGenerator[m.Audio, None]:
+        """See the class."""
+        async with contextlib.aclosing(self.events()) as events:
+            async for event in events:
+                if isinstance(event, m.Audio):
+                    yield event
+
+    async def events(self) -> AsyncGenerator[m.ServerMessage, None]:
+        """Like iterating, but yields every message of the utterance, its `done` included."""
+        self._client.enter(self)
+        sender = asyncio.create_task(self._send_text())
+        ended = False
+        try:
+            while not ended:
+                message = await self._inbox.get()
+                if isinstance(message, Exception):
+                    raise message
+                ended = self._note(message)
+                yield message
+        finally:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            self._client.leave(self)
+            if not ended:
+                with contextlib.suppress(Disconnected):
+                    await self._client.send(m.Cancel(context=self.context))
+
+    async def cancel(self, *, played_ms: float | None = None) -> None:
+        """Stop speaking (barge-in). `played_ms`, if known, is how much the listener heard.
+
+        The loop over the utterance ends once the server has confirmed; no audio comes after that.
+        """
+        await self._client.send(m.Cancel(context=self.context, played_ms=played_ms))
+
+    def deliver(self, message: m.ServerMessage | Exception) -> None:
+        """The client's reader has something for this utterance."""
+        self._inbox.put_nowait(message)
+
+    def _note(self, message: m.ServerMessage) -> bool:
+        """Keep what the caller may ask for later; true at the terminal message."""
+        if isinstance(message, m.Audio) and self.first_byte_at is None:
+            self.first_byte_at = time.monotonic()
+        if isinstance(message, m.Done | m.Cancelled):
+            self.result = message
+        return self.result is not None
+
+    async def _send_text(self) -> None:
+        try:
+            await self._client.send(self._opening)
+            async for piece in _pieces(self._text):
+                await self._client.send(m.Text(context=self.context, text=piece))
+                self.sent_at = time.monotonic()
+            await self._client.send(m.End(context=self.context))
+        except Exception as error:  # noqa: BLE001 - raised where the utterance is iterated
+            self.deliver(error)
+
+
+class Client:
+    """An open socket. Get one from `connect`. Utterances are spoken in the order they start."""
+
+    def __init__(self, socket: ClientConnection, ready: m.Ready) -> None:
+        self.ready = ready
+        """What the server offered: voices, encodings, limits."""
+        self.draining = False
+        """The server has announced that it goes away: reconnect between utterances."""
+        self._socket = socket
+        self._utterances: dict[str, Utterance] = {}
+        self._numbers = count(1)
+        self._lost: Disconnected | None = None
+
+    def speak(
+        self,
+        text: str | AsyncIterable[str],
+        *,
+        voice: str | UnsetType = UNSET,
+        encoding: str | UnsetType = UNSET,
+        sample_rate: int | UnsetType = UNSET,
+        sampling: m.Sampling | UnsetType = UNSET,
+        segment: m.Segmentation | UnsetType = UNSET,
+        lead_ms: int | UnsetType = UNSET,
+        words: bool | UnsetType = UNSET,
+        traceparent: str | UnsetType = UNSET,
+    ) -> Utterance:
+        """Prepare to speak `text`, whole or as it is written; what is unset is the server's default.
+
+        Pieces are put together as they are, so they bring their own spaces. Nothing is sent before
+        the utterance is iterated.
+        """
+        opening = m.Open(
+            context=f"u{next(self._numbers)}",
+            voice=voice,
+            encoding=encoding,
+            sample_rate=sample_rate,
+            sampling=sampling,
+            segment=segment,
+            lead_ms=lead_ms,
+            words=words,
+            traceparent=traceparent,
+        )
+        return Utterance(self, opening, text)
+
+    async def send(self, message: m.ClientMessage) -> None:
+        """Send one message of the protocol. Raises `Disconnected`."""
+        try:
+            await self._socket.send(_WIRE.encode_request(message))
+        except ConnectionClosed as error:
+            raise self._lost or _disconnected(error) from error
+
+    async def read(self) -> None:
+        """Hand messages to utterances until the socket closes; never raises."""
+        failure: Exception = Disconnected("the socket was closed")
+        try:
+            while True:
+                self._route(_WIRE.decode_reply(await self._socket.recv(decode=None)))
+        except ConnectionClosed as error:
+            failure = self._lost = self._lost or _disconnected(error)
+        except BadMessage:
+            failure = ClientError("the server sent something that is not the protocol")
+        finally:
+            for utterance in list(self._utterances.values()):
+                utterance.deliver(failure)
+            await self._socket.close()
+
+    def enter(self, utterance: Utterance) -> None:
+        """Route the utterance's messages to it. Raises `Disconnected` when there is no socket."""
+        if self._lost is not None:
+            raise self._lost
+        self._utterances[utterance.context] = utterance
+
+    def leave(self, utterance: Utterance) -> None:
+        """The utterance takes no more messages; what still comes for it is dropped."""
+        self._utterances.pop(utterance.context, None)
+
+    def _route(self, message: m.ServerMessage) -> None:
+        match message:
+            case m.Draining():
+                self.draining = True
+            case m.Error(context=None):
+                # The socket closes after a fatal one; say why to whoever was speaking.
+                if message.fatal:
+                    self._lost = Disconnected(f"{message.code}: {message.message}")
+            case m.Error():
+                error = UtteranceFailed(
+                    f"{message.code}: {message.message}",
+                    wire_code=message.code,
+                    can_retry=message.retryable,
+                )
+                self._deliver(message.context, error)
+            case m.Ready() | m.Pong():
+                pass
+            case _:
+                self._deliver(message.context, message)
+
+    def _deliver(self, context: str | None, message: m.ServerMessage | Exception) -> None:
+        utterance = self._utterances.get(context or "")
+        if utterance is not None:
+            utterance.deliver(message)
+
+
+async def _greeting(socket: ClientConnection, seconds: float) -> m.Ready:
+    try:
+        async with asyncio.timeout(seconds):
+            ready = _WIRE.decode_reply(await socket.recv(decode=None))
+    except ConnectionClosed as error:
+        raise _disconnected(error) from error
+    except (BadMessage, TimeoutError) as error:
+        raise ClientError("the server does not speak this protocol") from error
+    if not isinstance(ready, m.Ready):
+        raise ClientError("the server does not speak this protocol")
+    return ready
+
+
+async def _pieces(text: str | AsyncIterable[str]) -> AsyncIterator[str]:
+    if isinstance(text, str):
+        for start in range(0, len(text), PIECE_CHARS):
+            yield text[start : start + PIECE_CHARS]
+    else:
+        async for piece in text:
+            yield piece
+
+
+def _refused(error: InvalidStatus) -> Refused:
+    status = error.response.status_code
+    retry_after = error.response.headers.get("Retry-After", "")
+    advice = {
+        401: "the key was not accepted",
+        403: "this origin is not allowed",
+        404: "there is no speech at this path; it is usually /v1/tts",
+        503: "all streams are in use or the server is going away",
+    }.get(status, "the server refused the handshake")
+    return Refused(
+        f"HTTP {status}: {advice}",
+        status=status,
+        retry_after=float(retry_after) if retry_after.isdigit() else None,
+    )
+
+
+def _disconnected(error: ConnectionClosed) -> Disconnected:
+    close = error.rcvd
+    if close is None:
+        return Disconnected("the connection was lost")
+    return Disconnected(
+        f"the server closed the socket: {close.code} {close.reason}".rstrip(),
+        received_code=close.code,
+    )

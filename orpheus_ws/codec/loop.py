@@ -1,0 +1,274 @@
+"""One thread that owns the decoder, and the streams the event loop sees.
+
+Rule: the event loop never touches a tensor and the thread never touches a stream. They exchange
+jobs (slot, frames) through one queue and results through one `call_soon_threadsafe` per step.
+Batching is in flight: whenever the thread is idle it takes everything that is ready, streams that
+have not been heard yet first. A stream has at most one job under way, and none unless somebody
+waits in `take`, so the listener's pace is the decoder's.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from orpheus_ws.codec import CodecStatistics, CodecStream, Decoder, Samples, Work
+from orpheus_ws.errors import Internal, OrpheusError, Overloaded
+from orpheus_ws.tokens import Frame
+
+MAX_FRAMES_PER_JOB: Final = 8
+"""0.68 s: large enough that the context a window decodes again costs less than the new frames."""
+
+_EMPTY: Final[Samples] = np.zeros(0, np.float32)
+_log = logging.getLogger("orpheus_ws.codec")
+
+
+class _Job(NamedTuple):
+    stream: "_Stream"
+    work: Work
+    fresh: bool
+
+
+class _Result(NamedTuple):
+    stream: "_Stream"
+    samples: Samples | None  # None: the decode failed
+
+
+class CodecLoop:
+    """`Codec` over one `Decoder`. Make it with `start`."""
+
+    def __init__(
+        self, open_decoder: Callable[[], Decoder], stepped: Callable[[int, float], None]
+    ) -> None:
+        self._event_loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[Decoder] = self._event_loop.create_future()
+        self._thread = threading.Thread(
+            target=self._run, args=(open_decoder,), name="codec", daemon=True
+        )
+        self._stepped = stepped
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._free: list[int] = []
+        self._streams: set[_Stream] = set()
+        self._closed = False
+        self._totals = [0, 0, 0.0]  # steps, frames, seconds
+        self.lookahead_frames = 0
+
+    @classmethod
+    async def start(
+        cls,
+        open_decoder: Callable[[], Decoder],
+        *,
+        stepped: Callable[[int, float], None] = lambda _streams, _seconds: None,
+    ) -> "CodecLoop":
+        """Open the decoder on a new thread and wait until it is there.
+
+        `stepped` hears of the streams and seconds of every step. Raises what `open_decoder` raises.
+        """
+        loop = cls(open_decoder, stepped)
+        loop._thread.start()
+        decoder = await loop._opened
+        loop._free = list(range(decoder.slots))[::-1]
+        loop.lookahead_frames = decoder.lookahead_frames
+        return loop
+
+    def open(self) -> CodecStream:
+        """See `Codec`."""
+        if self._closed:
+            raise Internal("the codec has stopped")
+        if not self._free:
+            raise Overloaded("every codec slot is taken; try again shortly")
+        stream = _Stream(self, self._free.pop())
+        self._streams.add(stream)
+        return stream
+
+    def statistics(self) -> CodecStatistics:
+        """See `Codec`."""
+        steps, frames, seconds = self._totals
+        return CodecStatistics(len(self._streams), int(steps), int(frames), seconds)
+
+    async def close(self) -> None:
+        """See `Codec`."""
+        if self._closed:
+            return
+        self._closed = True
+        for stream in list(self._streams):
+            stream.fail()
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def submit(self, job: _Job) -> None:
+        """Hand a job to the thread."""
+        self._jobs.put(job)
+
+    def release(self, stream: "_Stream") -> None:
+        """The stream is over; its slot may be used again.
+
+        A job of it may still be in the queue. The thread skips jobs of closed streams, and a slot's
+        next stream is reset before its first frame, so the two never meet.
+        """
+        self._streams.discard(stream)
+        self._free.append(stream.slot)
+
+    # On the thread -------------------------------------------------------------------------------
+
+    def _run(self, open_decoder: Callable[[], Decoder]) -> None:
+        try:
+            decoder = open_decoder()
+        except Exception as error:  # noqa: BLE001 - it is raised again on the event loop
+            self._event_loop.call_soon_threadsafe(_set_exception, self._opened, error)
+            return
+        self._event_loop.call_soon_threadsafe(_set_result, self._opened, decoder)
+        while (batch := self._next_batch()) is not None:
+            if batch:
+                self._step(decoder, batch)
+
+    def _next_batch(self) -> list[_Job] | None:
+        """Wait for a job and take all others that are ready with it; None at the end."""
+        batch: list[_Job] = []
+        job = self._jobs.get()
+        while job is not None:
+            if not job.stream.closed:
+                batch.append(job)
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return sorted(batch, key=lambda job: not job.fresh)
+        return None
+
+    def _step(self, decoder: Decoder, batch: list[_Job]) -> None:
+        started = time.perf_counter()
+        decoded: Sequence[Samples | None]
+        try:
+            for job in batch:
+                if job.fresh:
+                    decoder.reset(job.work.slot)
+            decoded = decoder.step([job.work for job in batch])
+        except Exception as error:  # noqa: BLE001 - fails these streams, not the loop
+            _log.error("decode failed", extra={"error": type(error).__name__})
+            decoded = [None] * len(batch)
+        seconds = time.perf_counter() - started
+        results = [
+            _Result(job.stream, samples) for job, samples in zip(batch, decoded, strict=True)
+        ]
+        frames = sum(len(job.work.frames) for job in batch)
+        try:
+            self._event_loop.call_soon_threadsafe(self._deliver, results, frames, seconds)
+        except RuntimeError:
+            # The event loop has gone without closing us; nobody is left to tell.
+            self._jobs.put(None)
+
+    # Back on the event loop ----------------------------------------------------------------------
+
+    def _deliver(self, results: list[_Result], frames: int, seconds: float) -> None:
+        self._totals[0] += 1
+        self._totals[1] += frames
+        self._totals[2] += seconds
+        self._stepped(len(results), seconds)
+        for result in results:
+            result.stream.deliver(result.samples)
+
+
+class _Stream:
+    """One segment's frames and whoever waits for its samples."""
+
+    def __init__(self, loop: CodecLoop, slot: int) -> None:
+        self.slot = slot
+        self.closed = False
+        self._loop = loop
+        self._frames: list[Frame] = []
+        self._finished = False
+        self._complete = False  # the last samples have been delivered
+        self._failed = False
+        self._fresh = True
+        self._busy = False
+        self._finishing = False  # the job under way is the last one
+        self._waiter: asyncio.Future[Samples] | None = None
+
+    def push(self, frames: Sequence[Frame]) -> None:
+        """See `CodecStream`."""
+        self._frames.extend(frames)
+        self._dispatch()
+
+    def finish(self) -> None:
+        """See `CodecStream`."""
+        self._finished = True
+        self._dispatch()
+
+    async def take(self) -> Samples:
+        """See `CodecStream`."""
+        if self._failed or self.closed:
+            raise Internal("the audio could not be decoded")
+        if self._complete:
+            return _EMPTY
+        waiter: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
+        self._waiter = waiter
+        self._dispatch()
+        return await waiter
+
+    def close(self) -> None:
+        """See `CodecStream`."""
+        if self.closed:
+            return
+        self.closed = True
+        self._resolve(Internal("the stream was closed"))
+        self._loop.release(self)
+
+    def fail(self) -> None:
+        """Make this and every later `take` raise."""
+        self._failed = True
+        self._resolve(Internal("the audio could not be decoded"))
+
+    def deliver(self, samples: Samples | None) -> None:
+        """The job under way is over."""
+        self._busy = False
+        if self.closed:
+            return
+        if samples is None:
+            self.fail()
+            return
+        self._complete = self._finishing
+        if len(samples) or self._complete:
+            self._resolve(samples)
+        else:
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Give the thread a job if somebody waits for samples and there is something to decode."""
+        if self._waiter is None or self._busy or self.closed or self._failed:
+            return
+        enough = self._loop.lookahead_frames if self._fresh else 1
+        if not self._finished and len(self._frames) < max(1, enough):
+            return
+        frames = self._frames[:MAX_FRAMES_PER_JOB]
+        del self._frames[:MAX_FRAMES_PER_JOB]
+        self._finishing = self._finished and not self._frames
+        self._busy = True
+        work = Work(self.slot, frames, self._finishing)
+        self._loop.submit(_Job(self, work, self._fresh))
+        self._fresh = False
+
+    def _resolve(self, outcome: Samples | OrpheusError) -> None:
+        # Nobody waits from here on, though the taker has not run yet: a push in between must not
+        # start a job whose samples nobody would take.
+        waiter, self._waiter = self._waiter, None
+        if waiter is None or waiter.done():
+            return
+        if isinstance(outcome, OrpheusError):
+            waiter.set_exception(outcome)
+        else:
+            waiter.set_result(outcome)
+
+
+def _set_result(future: "asyncio.Future[Decoder]", decoder: Decoder) -> None:
+    if not future.done():
+        future.set_result(decoder)
+
+
+def _set_exception(future: "asyncio.Future[Decoder]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

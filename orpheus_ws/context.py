@@ -1,0 +1,285 @@
+"""One utterance: its states, its text on the way to being spoken, what was delivered. Sans-I/O.
+
+Rule: the states and what moves them are the literal table below. A context answers with messages;
+it never sends. After its terminal state `audio` returns None, so no audio can follow the terminal
+message whatever the caller is in the middle of.
+
+    OPEN ──segment──► QUEUED ──turn──► SPEAKING ──dry──► STARVED
+      │                                    ▲──segment───────┘
+      └─ finish, cancel, fail (from any of them) ──► DONE, CANCELLED, FAILED
+"""
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final, Literal, NamedTuple
+
+from orpheus_ws import messages as m
+from orpheus_ws.metrics import Trace
+from orpheus_ws.text import Segmenter, estimate_seconds, split_spoken, word_times
+
+Reason = Literal["end", "empty", "length", "loop"]
+_SEVERITY: Final[tuple[Reason, ...]] = ("end", "empty", "length", "loop")
+
+
+class State(Enum):
+    """Where a context stands."""
+
+    OPEN = auto()
+    QUEUED = auto()
+    SPEAKING = auto()
+    STARVED = auto()
+    DONE = auto()
+    CANCELLED = auto()
+    FAILED = auto()
+
+
+class Event(Enum):
+    """What moves a context."""
+
+    SEGMENT = auto()
+    TURN = auto()
+    DRY = auto()
+    FINISH = auto()
+    CANCEL = auto()
+    FAIL = auto()
+
+
+_ENDINGS: Final = {
+    Event.FINISH: State.DONE,
+    Event.CANCEL: State.CANCELLED,
+    Event.FAIL: State.FAILED,
+}
+TRANSITIONS: Final[dict[State, dict[Event, State]]] = {
+    State.OPEN: {Event.SEGMENT: State.QUEUED, **_ENDINGS},
+    State.QUEUED: {Event.SEGMENT: State.QUEUED, Event.TURN: State.SPEAKING, **_ENDINGS},
+    State.SPEAKING: {Event.SEGMENT: State.SPEAKING, Event.DRY: State.STARVED, **_ENDINGS},
+    State.STARVED: {Event.SEGMENT: State.SPEAKING, **_ENDINGS},
+    State.DONE: {},
+    State.CANCELLED: {},
+    State.FAILED: {},
+}
+TERMINAL: Final = frozenset(state for state, events in TRANSITIONS.items() if not events)
+
+Moved = Callable[["Context", State | None, State], None]
+"""Hears of every change of state, from old (None: it did not exist) to new. May not call back."""
+
+
+class FlushMark(NamedTuple):
+    """Where in the queue a `flush` is to be answered."""
+
+    id: str | int | None
+
+
+class _Spoken(NamedTuple):
+    text: str
+    start: int
+    end: int | None  # None while it is being spoken
+
+
+class Context:
+    """One utterance of a socket. Times are arguments, in seconds of any one clock."""
+
+    def __init__(
+        self, context_id: str, handle: int, settings: m.Settings, moved: Moved, now: float
+    ) -> None:
+        self.id = context_id
+        self.handle = handle
+        self.settings = settings
+        self.state = State.OPEN
+        self.trace = Trace()
+        self.ended = False
+        """No more text will come."""
+        self.delivered = 0
+        """Samples handed to the socket."""
+        self.idle_since = now
+        """When it last got text or ran dry."""
+        self._moved = moved
+        self._segmenter = Segmenter(settings.mode)
+        self._queue: deque[str | FlushMark] = deque()
+        self._queued_chars = 0
+        self._chars = 0
+        self._seq = 0
+        self._spoken: list[_Spoken] = []
+        self._reason: Reason | None = None
+        self._stall_at: float | None = None
+        self._warned: set[str] = set()
+        moved(self, None, State.OPEN)
+
+    @property
+    def live(self) -> bool:
+        """Whether its terminal message is still to come."""
+        return self.state not in TERMINAL
+
+    @property
+    def unspoken_chars(self) -> int:
+        """Characters of text that wait to be spoken."""
+        return self._queued_chars + self._segmenter.pending
+
+    # Text in -------------------------------------------------------------------------------------
+
+    def feed(self, text: str, now: float) -> None:
+        """More text arrived."""
+        self._enqueue(self._segmenter.feed(text), now)
+        self.idle_since = now
+        self._stall_at = now + self.settings.max_delay_ms / 1000
+
+    def flush(self, mark: FlushMark, now: float) -> None:
+        """Everything so far is to be spoken, then `mark` answered."""
+        self._enqueue(self._segmenter.flush(), now)
+        self._queue.append(mark)
+
+    def end(self, now: float) -> None:
+        """No more text. Idempotent."""
+        if not self.ended:
+            self._enqueue(self._segmenter.flush(), now)
+            self.ended = True
+
+    def release_stalled(self, now: float) -> None:
+        """Queue what may be spoken if the text has stalled for `max_delay_ms`."""
+        if self._stall_at is not None and self._stall_at <= now and not self._queue:
+            self._stall_at = None  # until more text comes there is nothing more to release
+            self._enqueue(self._segmenter.release(), now)
+
+    @property
+    def stall_at(self) -> float | None:
+        """When `release_stalled` will have something to do."""
+        return self._stall_at if self._segmenter.pending else None
+
+    def _enqueue(self, segments: list[str], now: float) -> None:
+        if segments:
+            self._queue.extend(segments)
+            self._queued_chars += sum(map(len, segments))
+            if self.trace.ready_at is None:
+                self.trace.ready_at = now
+            self.move(Event.SEGMENT)
+
+    # Speech out ----------------------------------------------------------------------------------
+
+    def pop(self) -> str | FlushMark | None:
+        """Take the next segment to speak or flush to answer."""
+        if not self._queue:
+            return None
+        item = self._queue.popleft()
+        if isinstance(item, str):
+            self._queued_chars -= len(item)
+            self._chars += len(item)
+        return item
+
+    def begin(self, now: float) -> m.Started | None:
+        """A segment is about to be spoken; `started` when it is the context's first."""
+        if self.state is not State.QUEUED:
+            return None
+        self.move(Event.TURN)
+        self.trace.turn_at = now
+        queued = now - (self.trace.ready_at or now)
+        return m.Started(context=self.id, handle=self.handle, queue_ms=queued * 1000)
+
+    def segment(self, text: str) -> m.Segment:
+        """The first audio of `text` is about to be sent."""
+        self._spoken.append(_Spoken(text, self.delivered, None))
+        return m.Segment(
+            context=self.id, index=len(self._spoken) - 1, text=text, offset=self.delivered
+        )
+
+    def audio(self, pcm: bytes, samples: int) -> m.Audio | None:
+        """The message for the next `samples` samples, or None when the context has ended."""
+        if not self.live:
+            return None
+        message = m.Audio(
+            context=self.id, handle=self.handle, seq=self._seq, offset=self.delivered, pcm=pcm
+        )
+        self._seq += 1
+        self.delivered += samples
+        return message
+
+    def end_segment(self, text: str, reason: Reason) -> list[m.ServerMessage]:
+        """`text` was spoken, or stopped early for `reason`."""
+        if self._reason is None or _SEVERITY.index(reason) > _SEVERITY.index(self._reason):
+            self._reason = reason
+        replies: list[m.ServerMessage] = []
+        if reason in ("length", "loop"):
+            what = "max_tokens was reached" if reason == "length" else "the speech repeated itself"
+            message = f"a segment was stopped early because {what}"
+            replies.append(m.Warn(context=self.id, code=f"segment_{reason}", message=message))
+        if self._spoken and self._spoken[-1].end is None:
+            start = self._spoken[-1].start
+            self._spoken[-1] = _Spoken(text, start, self.delivered)
+            if self.settings.words:
+                replies.append(self._words(text, start))
+        return replies
+
+    def _words(self, text: str, start: int) -> m.Words:
+        times = word_times(text, self.ms(start), self.ms(self.delivered))
+        words = tuple(
+            m.Word(text=word, start_ms=round(begin, 1), end_ms=round(end, 1))
+            for word, begin, end in times
+        )
+        return m.Words(context=self.id, words=words)
+
+    # Endings -------------------------------------------------------------------------------------
+
+    def move(self, event: Event) -> None:
+        """Change state as the table says. An event the table does not know is a bug: KeyError."""
+        old, new = self.state, TRANSITIONS[self.state][event]
+        if new is old:
+            return
+        self.state = new
+        self._moved(self, old, new)
+
+    def done(self) -> m.Done:
+        """The terminal message of a context that was spoken to its end."""
+        to_first_audio = self.trace.time_to_first_audio
+        return m.Done(
+            context=self.id,
+            reason=self._reason or "empty",
+            audio_ms=self.ms(self.delivered),
+            chars=self._chars,
+            ttfa_ms=None if to_first_audio is None else to_first_audio * 1000,
+            rtf=self.trace.real_time_factor,
+        )
+
+    def cancelled(self, played_ms: float | None) -> m.Cancelled:
+        """The terminal message of a cancelled context; with texts if it is known what was heard."""
+        spoken, remaining = (None, None) if played_ms is None else self._heard(played_ms)
+        return m.Cancelled(
+            context=self.id,
+            sent_ms=self.ms(self.delivered),
+            text_spoken=spoken,
+            text_remaining=remaining,
+        )
+
+    def warn_once(self, code: str, message: str) -> list[m.ServerMessage]:
+        """A warning, the first time `code` comes up in this context."""
+        if code in self._warned:
+            return []
+        self._warned.add(code)
+        return [m.Warn(context=self.id, code=code, message=message)]
+
+    def tag_warning(self) -> list[m.ServerMessage]:
+        """A warning, the first time a tag had to be removed."""
+        if not self._segmenter.unknown_tags:
+            return []
+        return self.warn_once("unknown_tag", "a tag that the voice does not know was removed")
+
+    def _heard(self, played_ms: float) -> tuple[str, str]:
+        """Split the text at what the listener heard."""
+        rate = self.settings.sample_rate
+        played = min(played_ms / 1000 * rate, self.delivered)
+        spoken: list[str] = []
+        remaining: list[str] = []
+        for text, start, end in self._spoken:
+            length = (end or 0) - start
+            if end is None:
+                length = max(self.delivered - start, int(estimate_seconds(text) * rate))
+            fraction = (played - start) / length if length > 0 else 0.0
+            heard, rest = split_spoken(text, min(1.0, max(0.0, fraction)))
+            spoken.append(heard)
+            remaining.append(rest)
+        remaining += [item for item in self._queue if isinstance(item, str)]
+        remaining.append(self._segmenter.held.strip())
+        return " ".join(filter(None, spoken)), " ".join(filter(None, remaining))
+
+    def ms(self, samples: int) -> float:
+        """Samples at the negotiated rate as milliseconds."""
+        return samples * 1000 / self.settings.sample_rate

@@ -1,0 +1,237 @@
+"""Every instrument, and the `Trace` that collects what happened to one utterance.
+
+Rule: a metric is defined and observed here and nowhere else. Histograms of utterances are filled by
+`observe`, called at the first byte, at the end of each segment and at the terminal message; counters
+and gauges are live, so that what hangs shows while it hangs. Labels carry neither user text nor ids.
+Durations are in seconds. The clock of an utterance starts when the message arrives that completes
+its first segment.
+"""
+
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final, Literal, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+LATENCY_BUCKETS: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5,
+)  # fmt: skip
+_GAP_BUCKETS: Final = (0.01, 0.025, 0.05, 0.085, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+_FACTOR_BUCKETS: Final = (0.5, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100)
+_STEP_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+_STREAM_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+WAITING_SECONDS: Final = 1.0
+"""A context that has waited longer than this for its first audio is counted as waiting."""
+
+clock = time.monotonic
+
+
+class Moment(Enum):
+    """When a trace is observed."""
+
+    FIRST_BYTE = auto()
+    SEGMENT = auto()
+    TERMINAL = auto()
+
+
+class Trace:
+    """What happened to one utterance. Times are of `clock`; None until they happen."""
+
+    def __init__(self) -> None:
+        self.ready_at: float | None = None
+        """t0: the message that completed the first segment arrived."""
+        self.turn_at: float | None = None
+        self.first_token_at: float | None = None
+        self.first_frame_at: float | None = None
+        """The first whole frame was handed to the codec."""
+        self.first_samples_at: float | None = None
+        self.first_byte_at: float | None = None
+        self.first_audio_at: float | None = None
+        self.first_sentence_at: float | None = None
+        self.outcome = "none"
+        self.reason: Literal["end", "length", "loop"] = "end"
+        """How the latest segment ended."""
+        self.segments = 0
+        """Segments whose last sample has been sent."""
+        self.tokens = 0
+        self.invalid_tokens = 0
+        self.dropped_tokens = 0
+        """Legal ids lost with incomplete frames."""
+        self.frames = 0
+        self.trimmed_seconds = 0.0
+        """Silence left out at the edges of segments."""
+        self.segment_audio_seconds = 0.0
+        """What the engine generated for the latest segment, in `segment_wall_seconds`."""
+        self.segment_wall_seconds = 0.0
+        self.audio_seconds = 0.0
+        self.wall_seconds = 0.0
+
+    def since_ready(self, moment: float | None) -> float | None:
+        """Seconds from t0 to `moment`, if both are known."""
+        if self.ready_at is None or moment is None:
+            return None
+        return moment - self.ready_at
+
+    @property
+    def time_to_first_audio(self) -> float | None:
+        """Seconds from t0 to the first audible sample handed to the transport."""
+        return self.since_ready(self.first_audio_at)
+
+    @property
+    def real_time_factor(self) -> float | None:
+        """Audio seconds generated per wall second the engine took for them."""
+        return self.audio_seconds / self.wall_seconds if self.wall_seconds > 0 else None
+
+
+class Statistics(Protocol):
+    """What an engine says of itself, by field; each becomes a gauge."""
+
+    def _asdict(self) -> dict[str, int]: ...
+
+
+class Metrics:
+    """All instruments, registered on `registry`."""
+
+    def __init__(self, registry: CollectorRegistry, *, surface: str = "native") -> None:
+        self.registry = registry
+        self._waiting: set[Trace] = set()
+        self._latencies(surface)
+        self._counters()
+        self._gauges()
+
+    def _latencies(self, surface: str) -> None:
+        def latency(name: str, text: str) -> Histogram:
+            return Histogram(
+                f"orpheus_{name}_seconds",
+                text,
+                labelnames=("surface",),
+                buckets=LATENCY_BUCKETS,
+                registry=self.registry,
+            ).labels(surface)
+
+        self.time_to_first_byte = latency("time_to_first_byte", "t0 to first PCM sent")
+        self.time_to_first_audio = latency("time_to_first_audio", "t0 to first audible sample sent")
+        self.time_to_first_sentence = latency(
+            "time_to_first_sentence", "t0 to last sample of the first segment sent"
+        )
+        self.queue = latency("queue", "t0 to the context's turn")
+        self.engine_first_token = latency("engine_first_token", "turn to first token id")
+        self.codec_wait = latency("codec_wait", "first whole frame to first samples")
+        self.cancel = latency("cancel", "cancel received to engine slot free")
+        self.chunk_gap = Histogram(
+            "orpheus_chunk_gap_seconds",
+            "Between consecutive chunks of a segment",
+            buckets=_GAP_BUCKETS,
+            registry=self.registry,
+        )
+        self.real_time_factor = Histogram(
+            "orpheus_real_time_factor",
+            "Audio seconds over wall seconds of producing them, per segment",
+            buckets=_FACTOR_BUCKETS,
+            registry=self.registry,
+        )
+        self.codec_batch_streams = Histogram(
+            "orpheus_codec_batch_streams",
+            "Streams in one codec step",
+            buckets=_STREAM_BUCKETS,
+            registry=self.registry,
+        )
+        self.codec_step = Histogram(
+            "orpheus_codec_step_seconds",
+            "One codec step",
+            buckets=_STEP_BUCKETS,
+            registry=self.registry,
+        )
+
+    def _counters(self) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
+
+        self.tokens = counter("tokens", "Token ids received from the engine")
+        self.invalid_tokens = counter("invalid_tokens", "Ids out of range or out of turn")
+        self.frames = counter("frames", "Whole frames of seven codes")
+        self.audio_seconds = counter("audio_seconds", "Audio sent")
+        self.orphaned_seconds = counter(
+            "orphaned_audio_seconds", "Audio generated and never heard: cancelled or disconnected"
+        )
+        self.underruns = counter("underruns", "Starvations of the virtual player, 80 ms prebuffer")
+        self.underrun_seconds = counter("underrun_seconds", "Length of those starvations")
+        self.contexts_ended = counter("contexts", "Contexts ended", "outcome")
+        self.handshakes_refused = counter("handshakes_refused", "Upgrades refused", "reason")
+        self.socket_closes = counter("socket_closes", "Sockets closed", "code")
+
+    def _gauges(self) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
+
+        self.sockets = gauge("sockets", "Open sockets")
+        self.capacity = gauge("capacity", "Sockets admitted at most")
+        # Not `orpheus_contexts`: that family is the counter's, and one name cannot have two types.
+        self.live_contexts = gauge(
+            "live_contexts", "Contexts before their terminal message", "state"
+        )
+        gauge(
+            "contexts_waiting_over_1s", "Contexts ready for over 1 s without a first byte"
+        ).set_function(self._waiting_too_long)
+
+    def watch_engine(self, statistics: Callable[[], Statistics]) -> None:
+        """Expose every field of the engine's statistics as `orpheus_engine_<field>`."""
+        for field in statistics()._asdict():
+            gauge = Gauge(f"orpheus_engine_{field}", f"Engine: {field}", registry=self.registry)
+            gauge.set_function(_reader(statistics, field))
+
+    def ready(self, trace: Trace) -> None:
+        """The first segment of a context is complete: it now waits for audio."""
+        self._waiting.add(trace)
+
+    def observe(self, trace: Trace, moment: Moment) -> None:
+        """Fill the histograms and counters from what `trace` has at this moment."""
+        match moment:
+            case Moment.FIRST_BYTE:
+                self._waiting.discard(trace)
+                _put(self.time_to_first_byte, trace.since_ready(trace.first_byte_at))
+                _put(self.queue, trace.since_ready(trace.turn_at))
+                _put(self.engine_first_token, _between(trace.turn_at, trace.first_token_at))
+                _put(self.codec_wait, _between(trace.first_frame_at, trace.first_samples_at))
+            case Moment.SEGMENT:
+                if trace.segments == 1:
+                    _put(self.time_to_first_sentence, trace.since_ready(trace.first_sentence_at))
+                if trace.segment_wall_seconds > 0:
+                    factor = trace.segment_audio_seconds / trace.segment_wall_seconds
+                    self.real_time_factor.observe(factor)
+            case Moment.TERMINAL:
+                self._waiting.discard(trace)
+                _put(self.time_to_first_audio, trace.time_to_first_audio)
+                self.contexts_ended.labels(trace.outcome).inc()
+
+    def moved(self, old: Enum | None, new: Enum | None) -> None:
+        """A context changed its state."""
+        if old is not None:
+            self.live_contexts.labels(old.name.lower()).dec()
+        if new is not None:
+            self.live_contexts.labels(new.name.lower()).inc()
+
+    def codec_stepped(self, streams: int, seconds: float) -> None:
+        """One codec step is over."""
+        self.codec_batch_streams.observe(streams)
+        self.codec_step.observe(seconds)
+
+    def _waiting_too_long(self) -> float:
+        # Called on the thread that serves scrapes; list() copies the set in one piece.
+        deadline = clock() - WAITING_SECONDS
+        return float(sum((trace.ready_at or deadline) < deadline for trace in list(self._waiting)))
+
+
+def _reader(statistics: Callable[[], Statistics], field: str) -> Callable[[], float]:
+    return lambda: float(statistics()._asdict()[field])
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else max(0.0, end - start)
+
+
+def _put(histogram: Histogram, value: float | None) -> None:
+    if value is not None:
+        histogram.observe(value)

@@ -1,0 +1,259 @@
+"""The server: one engine, one codec, many sockets.
+
+Rule: this is where the parts are put together and taken apart, in an order that leaves nothing half
+started: decoder before engine (it allocates first), a spoken probe before the port opens, and on the
+way down admission first, sockets next, engine and codec last.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
+
+import msgspec
+import prometheus_client
+from prometheus_client import CollectorRegistry
+from websockets.asyncio.server import ServerConnection, serve
+
+from orpheus_ws import audio
+from orpheus_ws import messages as m
+from orpheus_ws.codec import open_decoder
+from orpheus_ws.codec.loop import CodecLoop
+from orpheus_ws.config import Config, ServerConfig
+from orpheus_ws.context import Moved
+from orpheus_ws.engine import Engine, open_engine
+from orpheus_ws.errors import StartupError
+from orpheus_ws.metrics import Metrics, clock
+from orpheus_ws.server import auth
+from orpheus_ws.server.admission import Admission
+from orpheus_ws.server.connection import Connection
+from orpheus_ws.server.handshake import SPEECH_PATH, AdmittedConnection, Handshake, tune
+from orpheus_ws.server.health import Health
+from orpheus_ws.session import Session
+from orpheus_ws.synthesis import Synthesis
+from orpheus_ws.wire import wires
+
+DEFAULT_SUBPROTOCOL = "tts.v1.json"
+"""Spoken when the client offers none."""
+
+DEFAULT_CODEC_SLOTS = 64
+PROBE_SLOTS = 1
+"""The codec has one stream more than the engine, for the readiness probe."""
+
+HARD_SIZE_FACTOR = 4
+"""Up to this many times `message_bytes` a message is read and answered with a typed error; beyond
+it the connection is failed with 1009 before the message is in memory."""
+
+_log = logging.getLogger("orpheus_ws.server")
+
+
+class Address(NamedTuple):
+    """Where a running server listens."""
+
+    host: str
+    port: int
+    metrics_port: int
+
+    @property
+    def url(self) -> str:
+        """What a client connects to."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"ws://{host}:{self.port}{SPEECH_PATH}"
+
+
+class Server:
+    """A running server. Get one from `running`."""
+
+    def __init__(self, config: Config, engine: Engine, codec: CodecLoop, metrics: Metrics) -> None:
+        self.config = config
+        self.engine = engine
+        self.codec = codec
+        self.metrics = metrics
+        self.admission = Admission(engine.capacity)
+        self.synthesis = Synthesis(engine, codec, metrics)
+        self.health = Health(engine, self.synthesis, self.admission)
+        self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
+        self.wires = wires()
+        self._connections: set[Connection] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        metrics.capacity.set(engine.capacity)
+        metrics.sockets.set_function(lambda: self.admission.active)
+        metrics.watch_engine(engine.statistics)
+
+    async def serve_socket(self, socket: ServerConnection) -> None:
+        """Handle one accepted socket to its end."""
+        tune(socket)
+        connection = Connection(
+            socket,
+            self.wires[socket.subprotocol or DEFAULT_SUBPROTOCOL],
+            open_session=self._open_session,
+            synthesis=self.synthesis,
+            health=self.health,
+            metrics=self.metrics,
+            server=self.config.server,
+            limits=self.config.limits,
+        )
+        self._connections.add(connection)
+        self._empty.clear()
+        try:
+            await connection.run(self._ready())
+        finally:
+            self._connections.discard(connection)
+            if not self._connections:
+                self._empty.set()
+            self.metrics.socket_closes.labels(str(_close_code(socket))).inc()
+
+    async def drain(self) -> None:
+        """Admit nobody and wait until the open sockets are done, at most `drain_seconds`."""
+        self.admission.draining = True
+        seconds = self.config.server.drain_seconds
+        _log.info("draining", extra={"sockets": len(self._connections), "seconds": seconds})
+        deadline = clock() + seconds
+        async with asyncio.TaskGroup() as tasks:
+            for connection in self._connections:
+                tasks.create_task(connection.drain(int(seconds * 1000)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, deadline - clock())):
+                await self._empty.wait()
+
+    def _open_session(self, moved: Moved) -> Session:
+        return Session(
+            voices=self.engine.voices,
+            limits=self._limits,
+            context_idle_seconds=self.config.limits.context_idle_seconds,
+            new_seed=lambda: secrets.randbelow(2**31),
+            moved=moved,
+        )
+
+    @property
+    def _limits(self) -> m.Limits:
+        limits = self.config.limits
+        return m.Limits(
+            contexts=limits.contexts,
+            text_chars=limits.text_chars,
+            message_bytes=limits.message_bytes,
+            idle_seconds=limits.idle_seconds,
+            session_seconds=limits.session_seconds,
+        )
+
+    def _ready(self) -> m.Ready:
+        return m.Ready(
+            session=secrets.token_hex(8),
+            encodings=tuple(audio.ENCODINGS),
+            sample_rates=audio.SAMPLE_RATES,
+            voices=self.engine.voices,
+            limits=self._limits,
+        )
+
+
+def _close_code(socket: ServerConnection) -> int:
+    """The code of whoever closed first; 1006 when the connection was simply lost."""
+    protocol = socket.protocol
+    first = protocol.close_rcvd if protocol.close_rcvd_then_sent else protocol.close_sent
+    return 1006 if first is None else int(first.code)
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Server]:
+    """Start a server; it serves until the block is left, which closes what is open with 1001.
+
+    Raises `StartupError` when a part cannot start or does not speak. Await `Server.drain` first to
+    let open contexts finish.
+    """
+    auth.check_exposure(config.auth, config.server.host)
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    metrics = Metrics(CollectorRegistry())
+    async with contextlib.AsyncExitStack() as stack:
+        engine, codec = await _open_parts(config, metrics, stack)
+        server = Server(config, engine, codec, metrics)
+        if not await server.health.probe():
+            raise StartupError("engine and codec started but did not speak a test word in time")
+        metrics_port = _serve_metrics(config.server, metrics, stack)
+        port = await _listen(server, stack)
+        server.address = Address(config.server.host, port, metrics_port)
+        yield server
+
+
+async def _open_parts(
+    config: Config, metrics: Metrics, stack: contextlib.AsyncExitStack
+) -> tuple[Engine, CodecLoop]:
+    """Open codec and engine, in this order; `stack` closes them in reverse."""
+    slots = config.codec.slots or (config.engine.capacity or DEFAULT_CODEC_SLOTS) + PROBE_SLOTS
+    codec_config = msgspec.structs.replace(config.codec, slots=slots)
+    codec = await CodecLoop.start(lambda: open_decoder(codec_config), stepped=metrics.codec_stepped)
+    stack.push_async_callback(codec.close)
+    engine = await open_engine(config.engine)
+    stack.push_async_callback(engine.close)
+    if slots < engine.capacity + PROBE_SLOTS:
+        raise StartupError(
+            f"the codec has {slots} slots but the engine needs {engine.capacity + PROBE_SLOTS}: "
+            "raise codec.slots or lower engine.capacity"
+        )
+    return engine, codec
+
+
+def _serve_metrics(config: ServerConfig, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int:
+    """Serve /metrics on a thread of its own, so that scrapes work while the event loop does not."""
+    with _binding(config.metrics_host, config.metrics_port, "server.metrics_port"):
+        httpd, thread = prometheus_client.start_http_server(
+            config.metrics_port, addr=config.metrics_host, registry=metrics.registry
+        )
+
+    def stop() -> None:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+
+    stack.push_async_callback(asyncio.to_thread, stop)
+    return int(httpd.server_port)
+
+
+async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
+    """Open the port; `stack` closes it and every socket."""
+    config = server.config.server
+    handshake = Handshake(
+        server=config,
+        access=server.config.auth,
+        admission=server.admission,
+        health=server.health,
+        metrics=server.metrics,
+        wires=server.wires,
+    )
+    with _binding(config.host, config.port, "server.port"):
+        listener = await serve(
+            server.serve_socket,
+            config.host,
+            config.port,
+            process_request=handshake.request,
+            process_response=handshake.response,
+            select_subprotocol=handshake.subprotocol,
+            create_connection=AdmittedConnection,
+            compression=None,
+            server_header=None,
+            open_timeout=config.handshake_seconds,
+            ping_interval=config.ping_seconds,
+            ping_timeout=None,
+            max_size=HARD_SIZE_FACTOR * server.config.limits.message_bytes,
+        )
+
+    async def close() -> None:
+        server.admission.draining = True
+        listener.close(code=1001, reason="shutdown")
+        await listener.wait_closed()
+
+    stack.push_async_callback(close)
+    return int(listener.sockets[0].getsockname()[1])
+
+
+@contextlib.contextmanager
+def _binding(host: str, port: int, key: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StartupError(
+            f"cannot listen on {host}:{port} ({error.strerror}); change {key}, or use 0 for a free "
+            "port"
+        ) from error

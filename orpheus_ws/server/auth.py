@@ -1,0 +1,112 @@
+"""Who may connect: keys in headers, short-lived tokens in the address.
+
+Rule: secrets are compared in constant time and never leave this module; what may be logged is the
+name of a key. A token is `name.expiry.scope.signature`, signed with the key of that name, so that
+nothing has to be stored and a changed key revokes its tokens.
+"""
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Mapping
+from ipaddress import ip_address
+from urllib.parse import parse_qs, urlsplit
+
+from websockets.datastructures import Headers
+
+from orpheus_ws.config import AuthConfig
+from orpheus_ws.errors import StartupError
+
+SCOPE = "tts"
+_SCHEMES = ("bearer", "api-key", "token")
+_HEADERS = ("X-API-Key", "xi-api-key")
+ANONYMOUS = "anonymous"
+
+
+def check_exposure(auth: AuthConfig, host: str) -> None:
+    """Raise `StartupError` when the server would be open to a network by oversight."""
+    if auth.keys or auth.anonymous or _is_loopback(host):
+        return
+    raise StartupError(
+        f"listening on {host} without keys would let anybody in: set auth.keys.NAME=SECRET, or "
+        "auth.anonymous=true if that is meant"
+    )
+
+
+def identify(auth: AuthConfig, headers: Headers, path: str, now: float) -> str | None:
+    """Return the name of the key that the request carries, or None when it carries no valid one.
+
+    `now` is Unix time.
+    """
+    if not auth.keys:
+        return ANONYMOUS
+    for presented in _presented(headers):
+        name = _owner(auth.keys, presented)
+        if name is not None:
+            return name
+    for token in parse_qs(urlsplit(path).query).get("token", ()):
+        name = _verify(auth.keys, token, now)
+        if name is not None:
+            return name
+    return None
+
+
+def make_token(name: str, secret: str, *, expires: int, scope: str = SCOPE) -> str:
+    """A token that lets its bearer connect as `name` until the Unix time `expires`."""
+    payload = f"{_encode(name.encode())}.{expires}.{scope}"
+    return f"{payload}.{_sign(payload, secret)}"
+
+
+def _presented(headers: Headers) -> list[str]:
+    found: list[str] = []
+    for value in headers.get_all("Authorization"):
+        scheme, _, credentials = value.strip().partition(" ")
+        if scheme.lower() in _SCHEMES:
+            found.append(credentials.strip())
+    for header in _HEADERS:
+        found += headers.get_all(header)
+    return found
+
+
+def _owner(keys: Mapping[str, str], presented: str) -> str | None:
+    # All keys are compared, so that time tells nothing about which one nearly matched.
+    digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
+    owner = None
+    for name, secret in keys.items():
+        if hmac.compare_digest(digest, hashlib.sha256(secret.encode()).digest()):
+            owner = name
+    return owner
+
+
+def _verify(keys: Mapping[str, str], token: str, now: float) -> str | None:
+    payload, _, signature = token.rpartition(".")
+    parts = payload.split(".")
+    if len(parts) != 3 or not parts[1].isascii() or not parts[1].isdigit():
+        return None
+    try:
+        name = base64.urlsafe_b64decode(parts[0] + "=" * (-len(parts[0]) % 4)).decode()
+    except ValueError:
+        return None
+    secret = keys.get(name)
+    expected = _sign(payload, secret or "")
+    genuine = hmac.compare_digest(expected.encode(), signature.encode())
+    if not genuine or secret is None or int(parts[1]) < now or parts[2] != SCOPE:
+        return None
+    return name
+
+
+def _sign(payload: str, secret: str) -> str:
+    return _encode(hmac.digest(secret.encode(), payload.encode(), "sha256"))
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,336 @@
+"""One open socket: a reader and a speaker around a sans-I/O session.
+
+Rule: two tasks. The reader decodes, tells the session, sends what it answers, and never waits for
+synthesis. The speaker asks the session what is next and speaks it, at most `lead_ms` ahead of the
+listener. When the reader sees that the context being spoken has ended, it interrupts the speaker
+through a timeout scope that is otherwise never due; leaving the scope frees engine and codec.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
+
+from orpheus_ws import messages as m
+from orpheus_ws.audio import Player, Shaper, encoder
+from orpheus_ws.config import LimitsConfig, ServerConfig
+from orpheus_ws.context import TERMINAL, Context, Moved, State
+from orpheus_ws.engine import Prompt
+from orpheus_ws.errors import Internal, MessageTooBig, OrpheusError, SlowConsumer
+from orpheus_ws.metrics import Metrics, Moment, clock
+from orpheus_ws.server.health import Health
+from orpheus_ws.session import Goodbye, Say, Session, Speak, Wait, error_message
+from orpheus_ws.synthesis import Chunk, Synthesis
+from orpheus_ws.tokens import SAMPLE_RATE, SAMPLES_PER_FRAME
+from orpheus_ws.wire import Wire
+
+_log = logging.getLogger("orpheus_ws.server")
+
+
+class _Voice:
+    """What speaking a context needs from one segment to the next."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.shaper = Shaper()
+        self.player = Player()
+        self.encode = encoder(context.settings.encoding, context.settings.sample_rate)
+
+
+class Connection:
+    """Serves one socket until it closes. `run` returns then; cancelling it closes the socket."""
+
+    def __init__(
+        self,
+        socket: ServerConnection,
+        wire: Wire,
+        *,
+        open_session: Callable[[Moved], Session],
+        synthesis: Synthesis,
+        health: Health,
+        metrics: Metrics,
+        server: ServerConfig,
+        limits: LimitsConfig,
+    ) -> None:
+        self._socket = socket
+        self._wire = wire
+        self._session = open_session(self._moved)
+        self._synthesis = synthesis
+        self._health = health
+        self._metrics = metrics
+        self._server = server
+        self._limits = limits
+        self._news = asyncio.Event()
+        self._voice: _Voice | None = None
+        self._scope: asyncio.Timeout | None = None
+        self._interrupted_at: float | None = None
+        self._draining = False
+        self._gone = False
+        self._opened_at = self._heard_at = clock()
+
+    async def run(self, ready: m.Ready) -> None:
+        """Greet, then serve until either side closes."""
+        try:
+            await self._send(ready)
+            async with asyncio.TaskGroup() as tasks:
+                speaker = tasks.create_task(self._speak())
+                await self._read()
+                speaker.cancel()
+        except* ConnectionClosed:
+            pass
+        except* SlowConsumer as errors:
+            _log.info("slow consumer", extra={"error": str(errors.exceptions[0])})
+            await self._abort(SlowConsumer.close_code or 1008, SlowConsumer.code)
+        except* OrpheusError as errors:
+            _log.error("socket failed", extra={"error": type(errors.exceptions[0]).__name__})
+            await self._socket.close(1011, "internal")
+        finally:
+            self._gone = True
+            self._session.abandon()
+
+    async def drain(self, deadline_ms: int) -> None:
+        """Announce the end; the socket closes with 1012 once nothing is open on it."""
+        self._draining = True
+        with contextlib.suppress(ConnectionClosed, SlowConsumer):
+            await self._send(m.Draining(deadline_ms=deadline_ms))
+        self._news.set()
+
+    # Reading -------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        async for frame in self._socket:
+            self._heard_at = clock()
+            try:
+                self._check_size(frame)
+                message = self._wire.decode_request(frame)
+            except OrpheusError as error:
+                await self._send(error_message(error, context=None))
+                if error.close_code is not None:
+                    await self._socket.close(error.close_code, error.code)
+                    return
+                continue
+            replies = self._session.receive(message, clock())
+            self._interrupt_ended()
+            await self._send_all(replies)
+            self._news.set()
+
+    def _check_size(self, frame: str | bytes) -> None:
+        size = len(frame.encode()) if isinstance(frame, str) else len(frame)
+        if size > self._limits.message_bytes:
+            raise MessageTooBig(f"send at most {self._limits.message_bytes} bytes in one message")
+
+    def _interrupt_ended(self) -> None:
+        """Stop the speaker if what it speaks was cancelled or has failed."""
+        if self._voice is not None and not self._voice.context.live and self._scope is not None:
+            self._interrupted_at = self._heard_at
+            self._scope.reschedule(asyncio.get_running_loop().time())
+
+    # Speaking ------------------------------------------------------------------------------------
+
+    async def _speak(self) -> None:
+        while True:
+            match self._session.next(clock()):
+                case Speak(context, text, replies):
+                    await self._send_all(replies)
+                    await self._utter(context, text)
+                case Say(replies):
+                    await self._send_all(replies)
+                case Wait(until):
+                    if not await self._wait(until):
+                        return
+                case Goodbye():
+                    await self._socket.close(1000, "closed")
+                    return
+
+    async def _utter(self, context: Context, text: str) -> None:
+        """Speak a segment, unless it is interrupted, and say how that went."""
+        if self._voice is None or self._voice.context is not context:
+            self._voice = _Voice(context)
+        failure: OrpheusError | None = None
+        try:
+            async with asyncio.timeout(None) as self._scope:
+                await self._pace(self._voice)
+                if context.live:
+                    await self._segment(self._voice, text)
+        except (ConnectionClosed, SlowConsumer):
+            raise
+        except OrpheusError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - it is this context's end, not the socket's
+            # An interruption arrives as TimeoutError; its terminal message has been sent already.
+            if context.live:
+                _log.error("segment failed", extra={"error": type(error).__name__})
+                failure = Internal("the server failed; try again")
+        finally:
+            self._scope = None
+        if self._interrupted_at is not None:
+            self._metrics.cancel.observe(clock() - self._interrupted_at)
+            self._interrupted_at = None
+        if failure is not None and context.live:
+            await self._send(self._session.fail(context, failure))
+
+    async def _segment(self, voice: _Voice, text: str) -> None:
+        context, trace = voice.context, voice.context.trace
+        speech = self._synthesis.speak(_prompt(context, text), voice.shaper, voice.encode, trace)
+        sent_before, frames_before = context.delivered, trace.frames
+        previous: float | None = None
+        complete = False
+        try:
+            async with contextlib.aclosing(speech) as chunks:
+                async for chunk in chunks:
+                    # Ended contexts are interrupted, but that takes a turn of the event loop.
+                    if not context.live:
+                        return
+                    if previous is None:
+                        await self._send(context.segment(text))
+                    previous = await self._send_chunk(voice, chunk, previous)
+                    await self._pace(voice)
+            complete = True
+        finally:
+            if not complete:
+                generated = (trace.frames - frames_before) * SAMPLES_PER_FRAME / SAMPLE_RATE
+                sent = (context.delivered - sent_before) / context.settings.sample_rate
+                unheard = max(0.0, generated - sent) + voice.player.in_hand(clock())
+                self._metrics.orphaned_seconds.inc(unheard)
+        if context.live:
+            await self._end_segment(context, text, previous)
+
+    async def _end_segment(self, context: Context, text: str, sent_at: float | None) -> None:
+        """Account for a segment whose last sample was sent at `sent_at`."""
+        trace = context.trace
+        trace.segments += 1
+        if trace.first_sentence_at is None:
+            trace.first_sentence_at = sent_at
+        self._metrics.observe(trace, Moment.SEGMENT)
+        await self._send_all(context.end_segment(text, trace.reason))
+
+    async def _send_chunk(self, voice: _Voice, chunk: Chunk, previous: float | None) -> float:
+        """Send audio of a live context; return when it was sent."""
+        context, trace, player = voice.context, voice.context.trace, voice.player
+        message = context.audio(chunk.pcm, chunk.samples)
+        assert message is not None
+        await self._send(message)
+        now = clock()
+        if trace.first_byte_at is None:
+            trace.first_byte_at = now
+            self._metrics.observe(trace, Moment.FIRST_BYTE)
+        if trace.first_audio_at is None and voice.shaper.first_sound is not None:
+            trace.first_audio_at = now
+        if previous is not None:
+            self._metrics.chunk_gap.observe(now - previous)
+        seconds = chunk.samples / context.settings.sample_rate
+        underruns, starved = player.underruns, player.starved_seconds
+        player.receive(seconds, now)
+        if player.underruns != underruns:
+            self._metrics.underruns.inc()
+            self._metrics.underrun_seconds.inc(player.starved_seconds - starved)
+        self._metrics.audio_seconds.inc(seconds)
+        self._health.worked()
+        return now
+
+    async def _pace(self, voice: _Voice) -> None:
+        """Wait until the listener has no more than `lead_ms` in hand."""
+        ahead = voice.player.in_hand(clock()) - voice.context.settings.lead_ms / 1000
+        if ahead > 0:
+            await asyncio.sleep(ahead)
+
+    async def _wait(self, until: float | None) -> bool:
+        """Wait for news or until a time; false when the socket was closed for being idle."""
+        self._news.clear()
+        deadlines = [] if until is None else [until]
+        if not self._session.contexts:
+            now = clock()
+            if self._draining:
+                await self._socket.close(1012, "restart")
+                return False
+            session_end = self._opened_at + self._limits.session_seconds
+            idle_end = self._heard_at + self._limits.idle_seconds
+            if min(session_end, idle_end) <= now:
+                await self._socket.close(1001, "idle" if idle_end <= now else "session_expired")
+                return False
+            deadlines += [session_end, idle_end]
+        timeout = min(deadlines) - clock() if deadlines else None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._news.wait()
+        return True
+
+    # Sending -------------------------------------------------------------------------------------
+
+    async def _send_all(self, replies: Iterable[m.ServerMessage]) -> None:
+        for reply in replies:
+            await self._send(reply)
+
+    async def _send(self, message: m.ServerMessage) -> None:
+        """Send one message. Raises `ConnectionClosed`, or `SlowConsumer` if the peer reads nothing.
+
+        The frame is in the socket's buffer before this first waits, so messages leave in the order
+        of the calls and cancelling never cuts one.
+        """
+        frame = self._wire.encode_reply(message)
+        try:
+            async with asyncio.timeout(self._server.write_seconds):
+                await self._socket.send(frame)
+        except TimeoutError:
+            seconds = self._server.write_seconds
+            raise SlowConsumer(f"nothing was read for {seconds:g} s while audio was due") from None
+
+    async def _abort(self, code: int, reason: str) -> None:
+        """Close a socket whose peer may never read the close frame."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._socket.close(code, reason)
+        self._socket.transport.abort()
+
+    # Accounts ------------------------------------------------------------------------------------
+
+    def _moved(self, context: Context, old: State | None, new: State) -> None:
+        """The session says that a context changed its state."""
+        self._metrics.moved(old, None if new in TERMINAL else new)
+        if new is State.QUEUED:
+            self._metrics.ready(context.trace)
+        if new in TERMINAL:
+            trace = context.trace
+            trace.outcome = "disconnected" if self._gone else new.name.lower()
+            self._metrics.observe(trace, Moment.TERMINAL)
+            _log.info("context ended", extra=_summary(context))
+
+
+def _prompt(context: Context, text: str) -> Prompt:
+    settings = context.settings
+    assert settings.seed is not None
+    return Prompt(
+        text=text,
+        voice=settings.voice,
+        seed=settings.seed,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        repetition_penalty=settings.repetition_penalty,
+        max_tokens=settings.max_tokens,
+    )
+
+
+def _summary(context: Context) -> dict[str, object]:
+    """What may be logged of a context: figures, never its text or what the client called it."""
+    trace = context.trace
+    return {
+        "outcome": trace.outcome,
+        "handle": context.handle,
+        "segments": trace.segments,
+        "sent_ms": round(context.ms(context.delivered)),
+        "ttfb_ms": _rounded_ms(trace.since_ready(trace.first_byte_at)),
+        "ttfa_ms": _rounded_ms(trace.time_to_first_audio),
+        "rtf": None if trace.real_time_factor is None else round(trace.real_time_factor, 2),
+        "trimmed_ms": round(trace.trimmed_seconds * 1000),
+        "tokens": trace.tokens,
+        "invalid_tokens": trace.invalid_tokens,
+        "dropped_tokens": trace.dropped_tokens,
+        "traceparent": context.settings.traceparent,
+    }
+
+
+def _rounded_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)

@@ -1,0 +1,166 @@
+"""What happens before a socket is open: routes, authentication, admission.
+
+Rule: everything that can refuse a client refuses it here with an HTTP status; nothing is accepted
+and then closed. The slot is reserved when the answer is certain to be 101, and given back when the
+TCP connection is lost, whichever way that happens.
+"""
+
+import http
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import NegotiationError
+from websockets.http11 import Request, Response
+from websockets.typing import Subprotocol
+
+from orpheus_ws.config import AuthConfig, ServerConfig
+from orpheus_ws.metrics import Metrics
+from orpheus_ws.server import auth
+from orpheus_ws.server.admission import Admission
+from orpheus_ws.server.health import Health
+from orpheus_ws.wire import Wire
+
+SPEECH_PATH: Final = "/v1/tts"
+
+SEND_BUFFER_BYTES: Final = 65_536
+"""The default on loopback swallows over a minute of audio before a write blocks."""
+UNSENT_LOW_WATER_BYTES: Final = 16_384
+USER_TIMEOUT_MS: Final = 60_000
+"""A peer that acknowledges nothing for this long is dead. Missing pongs never close a socket."""
+
+_log = logging.getLogger("orpheus_ws.server")
+
+
+class AdmittedConnection(ServerConnection):
+    """A connection that gives its slot back when it is lost."""
+
+    admission: Admission | None = None
+    """Who to give the slot back to; set when one is reserved."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop exactly once for every accepted TCP connection."""
+        if self.admission is not None:
+            self.admission.release(self)
+        super().connection_lost(exc)
+
+
+class Handshake:
+    """The callbacks of `websockets.serve`."""
+
+    def __init__(
+        self,
+        *,
+        server: ServerConfig,
+        access: AuthConfig,
+        admission: Admission,
+        health: Health,
+        metrics: Metrics,
+        wires: dict[str, Wire],
+    ) -> None:
+        self._server = server
+        self._access = access
+        self._admission = admission
+        self._health = health
+        self._metrics = metrics
+        self._wires = wires
+
+    async def request(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Answer plain HTTP, refuse strangers; None lets the upgrade go on."""
+        path = urlsplit(request.path).path
+        if path == "/healthz":
+            return _json(connection, 200, {"alive": True})
+        if path == "/readyz":
+            ready = await self._health.ready()
+            return _json(connection, 200 if ready else 503, {"ready": ready})
+        if path == "/capacity":
+            return _json(connection, 200, self._capacity())
+        if path != SPEECH_PATH:
+            return self._refuse(connection, 404, "path", f"there is {SPEECH_PATH} here")
+        origin = request.headers.get("Origin")
+        if origin is not None and self._access.origins and origin not in self._access.origins:
+            return self._refuse(connection, 403, "origin", "this origin is not allowed")
+        name = auth.identify(self._access, request.headers, request.path, time.time())
+        if name is None:
+            response = self._refuse(
+                connection, 401, "auth", "send a valid key as 'Authorization: Bearer KEY'"
+            )
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
+        return None
+
+    def response(
+        self, connection: ServerConnection, _request: Request, response: Response
+    ) -> Response | None:
+        """Reserve the slot of an upgrade that nothing else refuses; 503 when there is none."""
+        if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
+            return None
+        assert isinstance(connection, AdmittedConnection)
+        if self._admission.reserve(connection):
+            connection.admission = self._admission
+            return None
+        draining = self._admission.draining
+        refusal = self._refuse(
+            connection,
+            503,
+            "draining" if draining else "full",
+            "the server is going away" if draining else "all streams are in use; try again shortly",
+        )
+        refusal.headers["Retry-After"] = str(self._server.retry_after_seconds)
+        return refusal
+
+    def subprotocol(
+        self, _connection: ServerConnection, offered: Sequence[Subprotocol]
+    ) -> Subprotocol | None:
+        """The client's first choice that we speak; none offered means JSON."""
+        for name in offered:
+            if name in self._wires:
+                return name
+        if offered:
+            raise NegotiationError(f"use one of the subprotocols {', '.join(self._wires)}")
+        return None
+
+    def _capacity(self) -> dict[str, object]:
+        admission = self._admission
+        return {
+            "max": admission.capacity,
+            "active": admission.active,
+            "draining": admission.draining,
+        }
+
+    def _refuse(
+        self, connection: ServerConnection, status: int, reason: str, advice: str
+    ) -> Response:
+        self._metrics.handshakes_refused.labels(reason).inc()
+        _log.info("handshake refused", extra={"reason": reason, "status": status})
+        return _json(connection, status, {"error": reason, "message": advice})
+
+
+def _json(connection: ServerConnection, status: int, body: dict[str, object]) -> Response:
+    response = connection.respond(
+        http.HTTPStatus(status), msgspec.json.encode(body).decode() + "\n"
+    )
+    del response.headers["Content-Type"]
+    response.headers["Content-Type"] = "application/json"
+    return response
+
+
+def tune(connection: ServerConnection) -> None:
+    """Set the socket's buffers small, so that audio waits here rather than in the kernel."""
+    sock: socket.socket | None = connection.transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option, value in (
+        ("TCP_NOTSENT_LOWAT", UNSENT_LOW_WATER_BYTES),
+        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
+    ):
+        if hasattr(socket, option):  # Linux has both; elsewhere the defaults must do
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,61 @@
+"""Whether the server can speak, asked by a load balancer.
+
+Rule: ready means that engine and codec did real work within the last five seconds, or answered a
+probe now. A probe takes a slot, so it runs only while one is free; a full server that makes progress
+is ready. Dead or draining is not.
+"""
+
+import asyncio
+import contextlib
+from typing import Final
+
+from orpheus_ws.audio import Shaper, encoder
+from orpheus_ws.engine import Engine, Prompt
+from orpheus_ws.errors import OrpheusError
+from orpheus_ws.metrics import Trace, clock
+from orpheus_ws.server.admission import Admission
+from orpheus_ws.synthesis import Synthesis
+
+FRESH_SECONDS: Final = 5.0
+PROBE_SECONDS: Final = 5.0
+_PROBE_TEXT: Final = "Ready."
+
+
+class Health:
+    """Readiness of one engine and codec."""
+
+    def __init__(self, engine: Engine, synthesis: Synthesis, admission: Admission) -> None:
+        self._engine = engine
+        self._synthesis = synthesis
+        self._admission = admission
+        self._worked_at: float | None = None
+        self._probing: asyncio.Task[bool] | None = None
+
+    def worked(self) -> None:
+        """Audio was produced just now."""
+        self._worked_at = clock()
+
+    async def ready(self) -> bool:
+        """Answer within `PROBE_SECONDS`. Concurrent questions share one probe."""
+        if self._admission.draining or not self._engine.alive:
+            return False
+        if self._worked_at is not None and clock() - self._worked_at < FRESH_SECONDS:
+            return True
+        if self._engine.statistics().active >= self._engine.capacity:
+            return False  # every slot is taken and none has produced audio
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self.probe())
+        return await asyncio.shield(self._probing)
+
+    async def probe(self) -> bool:
+        """Speak a word and throw it away; true if there was audio in time."""
+        prompt = Prompt(text=_PROBE_TEXT, voice=self._engine.voices[0], seed=0)
+        speech = self._synthesis.speak(prompt, Shaper(), encoder("pcm_s16le", 24_000), Trace())
+        try:
+            async with asyncio.timeout(PROBE_SECONDS), contextlib.aclosing(speech) as chunks:
+                async for _ in chunks:
+                    self.worked()
+                    return True
+        except (OrpheusError, TimeoutError):
+            return False
+        return False

@@ -1,0 +1,199 @@
+"""One segment → PCM: engine → frames → codec → audio.
+
+Rule: a segment is an async generator, and closing it is cancelling it: the engine slot and the codec
+slot are free when `aclose` returns. The engine runs ahead as it likes; frames are decoded only when
+the consumer asks for the next chunk, so a slow consumer costs integers, not audio.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from orpheus_ws.audio import AUDIBLE, Samples, Shaper
+from orpheus_ws.codec import Codec, CodecStream
+from orpheus_ws.engine import Engine, Prompt
+from orpheus_ws.errors import EngineFailed, NoAudio, OrpheusError
+from orpheus_ws.metrics import Metrics, Trace, clock
+from orpheus_ws.tokens import SAMPLE_RATE, SAMPLES_PER_FRAME, Frame, FrameAssembler, LoopDetector
+
+STALL_SECONDS: Final = 30.0
+"""An engine that says nothing for this long is given up; a full batch's prefill takes well below."""
+
+_log = logging.getLogger("orpheus_ws.synthesis")
+
+
+class Chunk(NamedTuple):
+    """PCM in the negotiated encoding; never empty."""
+
+    pcm: bytes
+    samples: int
+
+
+class Synthesis:
+    """Speaks segments with one engine and one codec."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        codec: Codec,
+        metrics: Metrics,
+        *,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._metrics = metrics
+        self._stall_seconds = stall_seconds
+
+    async def speak(
+        self,
+        prompt: Prompt,
+        shaper: Shaper,
+        encode: Callable[[Samples], bytes],
+        trace: Trace,
+    ) -> AsyncGenerator[Chunk, None]:
+        """Yield the segment's audio; afterwards `trace.reason` says how it ended.
+
+        `shaper` is the context's and remembers the pause before. Raises `EngineFailed`, `Internal`
+        (the decode failed), and `NoAudio` when a second attempt with another seed gave no frame
+        either. Use it under `contextlib.aclosing`; closing frees engine and codec.
+        """
+        for attempt in (prompt, msgspec.structs.replace(prompt, seed=prompt.seed ^ 1)):
+            segment = _Segment(self._engine, self._metrics, attempt, trace, self._stall_seconds)
+            async with contextlib.aclosing(segment.samples(self._codec)) as decoded:
+                async for samples in decoded:
+                    shaped = shaper.feed(samples)
+                    if len(shaped):
+                        yield Chunk(encode(shaped), len(shaped))
+            tail = shaper.finish()
+            if len(tail):
+                yield Chunk(encode(tail), len(tail))
+            if segment.frames:
+                trace.trimmed_seconds = shaper.trimmed / SAMPLE_RATE
+                return
+        raise NoAudio("the engine had nothing to say for a segment that has words; rephrase it")
+
+
+class _Segment:
+    """One attempt at a segment: a task feeds the codec, the caller takes from it."""
+
+    def __init__(
+        self, engine: Engine, metrics: Metrics, prompt: Prompt, trace: Trace, stall_seconds: float
+    ) -> None:
+        self.frames: list[Frame] = []
+        self._engine = engine
+        self._metrics = metrics
+        self._prompt = prompt
+        self._trace = trace
+        self._stall_seconds = stall_seconds
+        self._assembler = FrameAssembler()
+
+    async def samples(self, codec: Codec) -> AsyncGenerator[Samples, None]:
+        """Yield decoded samples until the segment is over; sets `trace.reason`."""
+        trace = self._trace
+        listener = _LoopListener(self.frames)
+        stream = codec.open()
+        feeder = asyncio.create_task(self._feed(stream))
+        try:
+            while len(samples := await stream.take()):
+                if trace.first_samples_at is None:
+                    trace.first_samples_at = clock()
+                yield samples
+                if listener.hear(samples):
+                    trace.reason = "loop"
+                    return
+            trace.reason = await feeder
+        finally:
+            stream.close()
+            feeder.cancel()
+            # Its outcome was taken above, or is of no interest any more.
+            await asyncio.gather(feeder, return_exceptions=True)
+
+    async def _feed(self, stream: CodecStream) -> Literal["end", "length"]:
+        """Run the engine, give its frames to the codec and count; return why it stopped."""
+        started = clock()
+        try:
+            async with asyncio.timeout(self._stall_seconds) as stall:
+                async with contextlib.aclosing(self._engine.generate(self._prompt)) as groups:
+                    async for ids in groups:
+                        self._accept(ids, stream)
+                        if self._assembler.ended or self._spent:
+                            break
+                        stall.reschedule(asyncio.get_running_loop().time() + self._stall_seconds)
+        except OrpheusError:
+            raise
+        except TimeoutError as error:
+            raise EngineFailed("the engine stopped answering; try again") from error
+        except Exception as error:
+            _log.error("engine failed", extra={"error": type(error).__name__})
+            raise EngineFailed("the engine failed; try again") from error
+        finally:
+            # An end that was not spoken by the engine: its budget is spent, or it gave up.
+            reason: Literal["end", "length"] = "length" if self._spent else "end"
+            self._assembler.finish()
+            self._count(clock() - started)
+            stream.finish()
+        return reason
+
+    @property
+    def _spent(self) -> bool:
+        return not self._assembler.ended and self._assembler.tokens >= self._prompt.max_tokens
+
+    def _accept(self, ids: Sequence[int], stream: CodecStream) -> None:
+        trace, assembler = self._trace, self._assembler
+        if trace.first_token_at is None:
+            trace.first_token_at = clock()
+        tokens, invalid = assembler.tokens, assembler.invalid
+        frames = assembler.push(ids)
+        self._metrics.tokens.inc(assembler.tokens - tokens)
+        trace.tokens += assembler.tokens - tokens
+        if assembler.invalid != invalid:
+            self._metrics.invalid_tokens.inc(assembler.invalid - invalid)
+            trace.invalid_tokens += assembler.invalid - invalid
+        if frames:
+            if trace.first_frame_at is None:
+                trace.first_frame_at = clock()
+            self._metrics.frames.inc(len(frames))
+            trace.frames += len(frames)
+            self.frames.extend(frames)
+            stream.push(frames)
+
+    def _count(self, wall_seconds: float) -> None:
+        trace, assembler = self._trace, self._assembler
+        trace.dropped_tokens += assembler.dropped
+        trace.segment_audio_seconds = len(self.frames) * SAMPLES_PER_FRAME / SAMPLE_RATE
+        trace.segment_wall_seconds = wall_seconds
+        trace.audio_seconds += trace.segment_audio_seconds
+        trace.wall_seconds += wall_seconds
+
+
+class _LoopListener:
+    """Pairs decoded samples with the frames they came from, to notice an audible loop."""
+
+    def __init__(self, frames: list[Frame]) -> None:
+        self._frames = frames
+        self._detector = LoopDetector()
+        self._heard = 0  # frames heard to their end
+        self._filled = 0  # samples of the next one heard so far
+        self._peak = 0.0  # of those
+
+    def hear(self, samples: Samples) -> bool:
+        """Take the next samples; true when what is heard has become a loop."""
+        looping = False
+        start = 0
+        while start < len(samples):
+            part = samples[start : start + SAMPLES_PER_FRAME - self._filled]
+            self._peak = max(self._peak, float(np.abs(part).max()))
+            self._filled += len(part)
+            start += len(part)
+            if self._filled == SAMPLES_PER_FRAME:
+                frame = self._frames[self._heard]
+                looping |= self._detector.push(frame, audible=self._peak >= AUDIBLE)
+                self._heard += 1
+                self._filled, self._peak = 0, 0.0
+        return looping

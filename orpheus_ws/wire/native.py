@@ -1,0 +1,142 @@
+"""The native protocol, version 1, in msgpack and in JSON.
+
+Rule: the schema is `orpheus_ws.messages`; this file only knows how frames look. msgpack frames are
+binary maps. JSON control messages are text frames, and JSON audio is a binary frame with the header
+`u8 version, u8 flags, u16 context handle, u32 sequence number, u64 sample offset`, little-endian.
+"""
+
+import re
+import struct
+from collections.abc import Callable
+from typing import Final, TypeVar, get_args
+
+import msgspec
+
+from orpheus_ws.errors import BadMessage, Undecodable, WrongFrameKind
+from orpheus_ws.messages import Audio, ClientMessage, ServerMessage
+
+_AUDIO_HEADER: Final = struct.Struct("<BBHIQ")
+_AUDIO_VERSION: Final = 1
+
+_T = TypeVar("_T")
+_F = TypeVar("_F", str, bytes)
+
+_EXPECTED: Final = re.compile(
+    r"Expected (?P<what>.+?)(?:, got `\w+`)? - at `\$\.(?P<path>[\w.]+)`\Z"
+)
+_NOT_ALLOWED: Final = re.compile(r"Invalid .* - at `\$\.(?P<path>[\w.]+)`\Z", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")
+
+
+class _AudioMap(msgspec.Struct, frozen=True, tag_field="type", tag="audio"):
+    """Audio as msgpack has it: named by context, without the handle."""
+
+    context: str
+    seq: int
+    offset: int
+    pcm: bytes
+
+
+class MsgpackWire:
+    """`tts.v1.msgpack`: every frame is one binary map with a `type`."""
+
+    subprotocol = "tts.v1.msgpack"
+
+    def __init__(self) -> None:
+        self._requests = msgspec.msgpack.Decoder(ClientMessage)
+        self._replies = msgspec.msgpack.Decoder(ServerMessage)
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def decode_request(self, frame: str | bytes) -> ClientMessage:
+        """See `Wire`."""
+        return _decode(self._requests.decode, _binary(frame))
+
+    def encode_request(self, message: ClientMessage) -> bytes:
+        """See `Wire`."""
+        return self._encode(message)
+
+    def decode_reply(self, frame: str | bytes) -> ServerMessage:
+        """See `Wire`."""
+        return _decode(self._replies.decode, _binary(frame))
+
+    def encode_reply(self, message: ServerMessage) -> bytes:
+        """See `Wire`."""
+        if isinstance(message, Audio):
+            return self._encode(
+                _AudioMap(message.context, message.seq, message.offset, message.pcm)
+            )
+        return self._encode(message)
+
+
+class JsonWire:
+    """`tts.v1.json`, also spoken when a client offers no subprotocol."""
+
+    subprotocol = "tts.v1.json"
+
+    def __init__(self) -> None:
+        self._requests = msgspec.json.Decoder(ClientMessage)
+        self._replies = msgspec.json.Decoder(ServerMessage)
+        self._encode = msgspec.json.Encoder().encode
+
+    def decode_request(self, frame: str | bytes) -> ClientMessage:
+        """See `Wire`."""
+        if not isinstance(frame, str):
+            raise WrongFrameKind("send JSON messages in text frames")
+        return _decode(self._requests.decode, frame)
+
+    def encode_request(self, message: ClientMessage) -> str:
+        """See `Wire`."""
+        return self._encode(message).decode()
+
+    def decode_reply(self, frame: str | bytes) -> ServerMessage:
+        """See `Wire`. Audio comes back with its handle and no context."""
+        if isinstance(frame, str):
+            return _decode(self._replies.decode, frame)
+        if len(frame) < _AUDIO_HEADER.size or frame[0] != _AUDIO_VERSION:
+            raise Undecodable("not an audio frame of version 1")
+        _, _, handle, seq, offset = _AUDIO_HEADER.unpack_from(frame)
+        return Audio(handle=handle, seq=seq, offset=offset, pcm=frame[_AUDIO_HEADER.size :])
+
+    def encode_reply(self, message: ServerMessage) -> str | bytes:
+        """See `Wire`."""
+        if isinstance(message, Audio):
+            header = _AUDIO_HEADER.pack(
+                _AUDIO_VERSION, 0, message.handle, message.seq, message.offset
+            )
+            return header + message.pcm
+        return self._encode(message).decode()
+
+
+WIRES: Final = (MsgpackWire(), JsonWire())
+
+
+def _binary(frame: str | bytes) -> bytes:
+    if isinstance(frame, str):
+        raise WrongFrameKind("send msgpack messages in binary frames")
+    return frame
+
+
+def _decode(decode: Callable[[_F], _T], frame: _F) -> _T:
+    try:
+        return decode(frame)
+    except msgspec.ValidationError as error:
+        raise BadMessage(_advice(str(error))) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        raise Undecodable("the frame is not valid msgpack or JSON") from None
+
+
+def _advice(text: str) -> str:
+    """Say what is wrong in terms of our schema, without repeating anything the peer sent."""
+    if expected := _EXPECTED.match(text):
+        what = expected["what"].replace("`", "")
+        return f"{expected['path']!r} must be {what}"
+    if missing := _MISSING.match(text):
+        return f"the message lacks the field {missing['field']!r}"
+    if text.startswith("Object contains unknown field"):
+        return "the message has a field that its type does not know; see the protocol's table"
+    if "`$.type`" in text:
+        types = [str(kind.__struct_config__.tag) for kind in get_args(ClientMessage)]
+        return f"'type' must be one of {', '.join(types)}"
+    if not_allowed := _NOT_ALLOWED.match(text):
+        return f"{not_allowed['path']!r} has a value that is not allowed; see the protocol's table"
+    return "the message does not fit the protocol's table of fields"

@@ -1,0 +1,31 @@
+"""Fixtures of all tests.
+
+Rule: no blocking call on an event loop, in any test; no configuration from the outside.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+from orpheus_ws.config import ENVIRONMENT_PREFIX
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls() -> Iterator[None]:
+    """Our code never blocks the event loop: a blocking call there raises."""
+    with blockbuster_ctx("orpheus_ws") as detector:
+        for function in detector.functions.values():
+            # Importing the parts that the configuration names, before the port is open.
+            function.can_block_in("orpheus_ws/config.py", {"load_part"})
+            function.can_block_in("orpheus_ws/wire/__init__.py", {"wires"})
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of the person who runs the tests do not reach them."""
+    for name in list(os.environ):
+        if name.startswith((ENVIRONMENT_PREFIX, "ORPHEUS_API_KEY")):
+            monkeypatch.delenv(name)

@@ -1,0 +1,322 @@
+"""The codec loop: every sample once and in order, whatever happens at the same time."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orpheus_ws.codec import Decoder, Samples, Work, open_decoder
+from orpheus_ws.codec.loop import MAX_FRAMES_PER_JOB, CodecLoop
+from orpheus_ws.codec.simulated import periods, tone
+from orpheus_ws.config import CodecConfig
+from orpheus_ws.errors import Internal, Overloaded, StartupError
+from orpheus_ws.tokens import SAMPLES_PER_FRAME, Frame
+from tests.harness import turns_until
+
+
+class LookingDecoder:
+    """A decoder that looks one frame ahead, keeps state in its slots and can be told to fail.
+
+    A frame's samples are all equal to its first code, so that order and loss are plain to see.
+    """
+
+    lookahead_frames = 1
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.batches: list[int] = []
+        self.fail_on: int | None = None
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self._held: dict[int, list[Frame]] = {}
+
+    def reset(self, slot: int) -> None:
+        self._held[slot] = []
+
+    def step(self, batch: Sequence[Work]) -> list[Samples]:
+        self.entered.set()
+        assert self.go_on.wait(10)
+        self.batches.append(len(batch))
+        assert len({work.slot for work in batch}) == len(batch)
+        return [self._advance(work) for work in batch]
+
+    def _advance(self, work: Work) -> Samples:
+        held = self._held[work.slot] + list(work.frames)
+        if any(frame[0] == self.fail_on for frame in work.frames):
+            raise RuntimeError("the device fell off the bus")
+        keep = 0 if work.last else 1
+        ready, self._held[work.slot] = held[: len(held) - keep], held[len(held) - keep :]
+        codes = np.array([frame[0] for frame in ready], np.float32)
+        return np.repeat(codes, SAMPLES_PER_FRAME)
+
+
+def frames(*codes: int) -> list[Frame]:
+    """Frames that are told apart by their first code."""
+    return [(code, 0, 0, 0, 0, 0, 0) for code in codes]
+
+
+def heard(samples: list[Samples]) -> list[int]:
+    """The first codes of the frames that the samples came from."""
+    whole = np.concatenate(samples) if samples else np.zeros(0, np.float32)
+    assert len(whole) % SAMPLES_PER_FRAME == 0
+    return [int(code) for code in whole[::SAMPLES_PER_FRAME]]
+
+
+async def start(slots: int = 4) -> tuple[CodecLoop, LookingDecoder]:
+    """A loop over a `LookingDecoder`."""
+    decoder = LookingDecoder(slots)
+    return await CodecLoop.start(lambda: decoder), decoder
+
+
+async def test_every_frame_once() -> None:
+    """N frames pushed at once come out as N frames, in order, for N from 0 to 40."""
+    loop, _ = await start()
+    for count in range(41):
+        stream = loop.open()
+        stream.push(frames(*range(1, count + 1)))
+        stream.finish()
+        taken = []
+        while len(samples := await stream.take()):
+            taken.append(samples)
+        stream.close()
+        assert heard(taken) == list(range(1, count + 1))
+        assert len(await loop_take_after_end(loop)) == 0
+    await loop.close()
+
+
+async def loop_take_after_end(loop: CodecLoop) -> Samples:
+    """What `take` gives on a finished, empty stream, asked twice."""
+    stream = loop.open()
+    stream.finish()
+    assert len(await stream.take()) == 0
+    again = await stream.take()
+    stream.close()
+    return again
+
+
+@given(seed=st.integers(0, 2**32), streams=st.integers(1, 6))
+@settings(max_examples=40, deadline=None)
+def test_any_interleaving(seed: int, streams: int) -> None:
+    """Streams that push, take, pause and leave in any order each get all of their own frames."""
+
+    async def scenario() -> None:
+        loop, _ = await start(slots=streams)
+        chance = random.Random(seed)
+
+        async def one(stream_number: int) -> None:
+            codes = [stream_number * 100 + n for n in range(1, chance.randrange(1, 30))]
+            stream = loop.open()
+            leave_early = chance.random() < 0.2
+            taken: list[Samples] = []
+
+            async def push() -> None:
+                position = 0
+                while position < len(codes):
+                    size = chance.randrange(1, 6)
+                    stream.push(frames(*codes[position : position + size]))
+                    position += size
+                    for _ in range(chance.randrange(4)):
+                        await asyncio.sleep(0)
+                stream.finish()
+
+            pushing = asyncio.create_task(push())
+            while len(samples := await stream.take()):
+                taken.append(samples)
+                if leave_early:
+                    break
+                for _ in range(chance.randrange(6)):
+                    await asyncio.sleep(0)
+            await pushing
+            stream.close()
+            expected = codes[: len(heard(taken))] if leave_early else codes
+            assert heard(taken) == expected
+
+        for _ in range(2):
+            await asyncio.gather(*(one(number) for number in range(streams)))
+        assert loop.statistics().streams == 0
+        await loop.close()
+
+    asyncio.run(scenario())
+
+
+async def test_nothing_is_decoded_unasked() -> None:
+    """Frames wait undecoded until somebody takes: a slow listener costs no decoding."""
+    loop, decoder = await start()
+    stream = loop.open()
+    stream.push(frames(*range(1, 30)))
+    stream.finish()
+    assert heard([await stream.take()]) == list(range(1, MAX_FRAMES_PER_JOB))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(decoder.batches) == 1
+    stream.close()
+    await loop.close()
+
+
+async def test_streams_share_a_step() -> None:
+    """What is ready while the thread is busy is decoded together in its next step."""
+    loop, decoder = await start(slots=5)
+    streams = [loop.open() for _ in range(5)]
+    decoder.go_on.clear()
+    takes = []
+    for number, stream in enumerate(streams):
+        stream.push(frames(number + 1))
+        stream.finish()
+        takes.append(asyncio.create_task(stream.take()))
+        if number == 0:
+            await turns_until(decoder.entered.is_set)
+    await asyncio.sleep(0)
+    decoder.go_on.set()
+    for number, take in enumerate(takes):
+        assert heard([await take]) == [number + 1]
+    assert decoder.batches == [1, 4]
+    for stream in streams:
+        stream.close()
+    await loop.close()
+
+
+async def test_a_failed_decode_fails_only_its_step() -> None:
+    """A decode that raises is Internal for the streams of that step; the loop goes on."""
+    loop, decoder = await start()
+    decoder.fail_on = 13
+    unlucky, lucky = loop.open(), loop.open()
+    unlucky.push(frames(13))
+    unlucky.finish()
+    with pytest.raises(Internal):
+        await unlucky.take()
+    with pytest.raises(Internal):
+        await unlucky.take()
+    unlucky.close()
+    lucky.push(frames(1, 2))
+    lucky.finish()
+    assert heard([await lucky.take()]) == [1, 2]
+    lucky.close()
+    await loop.close()
+
+
+async def test_a_reused_slot_is_fresh() -> None:
+    """A stream that leaves in the middle of a step leaves nothing to the next one in its slot."""
+    loop, decoder = await start(slots=1)
+    for _ in range(50):
+        first = loop.open()
+        decoder.entered.clear()
+        decoder.go_on.clear()
+        first.push(frames(7, 7, 7))
+        taking = asyncio.create_task(first.take())
+        await turns_until(decoder.entered.is_set)
+        first.close()
+        second = loop.open()
+        second.push(frames(1, 2, 3))
+        second.finish()
+        decoder.go_on.set()
+        with pytest.raises(Internal):
+            await taking
+        assert heard([await second.take()]) == [1, 2, 3]
+        second.close()
+    await loop.close()
+
+
+async def test_cancelling_a_take() -> None:
+    """A cancelled `take` leaves a stream that can be closed, and a slot that can be used."""
+    loop, _ = await start(slots=1)
+    stream = loop.open()
+    taking = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    taking.cancel()
+    await asyncio.gather(taking, return_exceptions=True)
+    stream.push(frames(1))
+    stream.close()
+    stream.close()
+    following = loop.open()
+    following.push(frames(2))
+    following.finish()
+    assert heard([await following.take()]) == [2]
+    following.close()
+    await loop.close()
+
+
+async def test_slots_are_bounded() -> None:
+    """One stream too many is Overloaded; a closed one makes room."""
+    loop, _ = await start(slots=2)
+    first, _second = loop.open(), loop.open()
+    with pytest.raises(Overloaded):
+        loop.open()
+    first.close()
+    loop.open()
+    await loop.close()
+
+
+async def test_closing_the_loop() -> None:
+    """Closing fails what is open, ends the thread, and may be repeated."""
+    loop, _ = await start()
+    stream = loop.open()
+    taking = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    await loop.close()
+    await loop.close()
+    with pytest.raises(Internal):
+        await taking
+    with pytest.raises(Internal):
+        loop.open()
+    assert not any(thread.name == "codec" for thread in threading.enumerate())
+
+
+async def test_a_decoder_that_cannot_start() -> None:
+    """What opening the decoder raises comes out of `start`, and no thread stays behind."""
+
+    def broken() -> Decoder:
+        raise StartupError("no weights")
+
+    with pytest.raises(StartupError, match="no weights"):
+        await CodecLoop.start(broken)
+    with pytest.raises(StartupError, match="nearest is 'simulated'"):
+        await CodecLoop.start(lambda: open_decoder(CodecConfig(name="simulatde")))
+    await asyncio.to_thread(join_codec_threads)
+
+
+def join_codec_threads() -> None:
+    """Fail if a codec thread does not end."""
+    for thread in threading.enumerate():
+        if thread.name == "codec":
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+async def test_steps_are_reported() -> None:
+    """Every step is reported with its streams; the statistics add up."""
+    steps: list[int] = []
+    loop = await CodecLoop.start(
+        lambda: LookingDecoder(2), stepped=lambda streams, _seconds: steps.append(streams)
+    )
+    stream = loop.open()
+    stream.push(frames(*range(1, 21)))
+    stream.finish()
+    while len(await stream.take()):
+        pass
+    stream.close()
+    figures = loop.statistics()
+    assert figures.steps == len(steps) == 3
+    assert figures.frames == 20
+    await loop.close()
+
+
+async def test_the_simulated_decoder_tells_its_frames() -> None:
+    """A tone has whole periods, is told apart by its frame, and zeros are silent."""
+    loop = await CodecLoop.start(lambda: open_decoder(CodecConfig(name="simulated", slots=1)))
+    stream = loop.open()
+    sent: list[Frame] = [(1, 2, 3, 4, 5, 6, 7), (0,) * 7, (9, 0, 0, 0, 0, 0, 0)]
+    stream.push(sent)
+    stream.finish()
+    samples = await stream.take()
+    assert len(samples) == 3 * SAMPLES_PER_FRAME
+    for frame, part in zip(sent, np.split(samples, 3), strict=True):
+        np.testing.assert_array_equal(part, tone(periods(frame)))
+    assert not np.any(samples[SAMPLES_PER_FRAME : 2 * SAMPLES_PER_FRAME])
+    stream.close()
+    await loop.close()

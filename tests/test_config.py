@@ -1,0 +1,409 @@
+"""Configuration: three sources in order, strict names, and errors that say what to change."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from orpheus_ws.config import Config, load, load_part, read_options
+from orpheus_ws.errors import StartupError
+
+Write = Callable[[str | bytes], Path]
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Write:
+    """Writes a configuration file."""
+
+    def write(content: str | bytes) -> Path:
+        path = tmp_path / "orpheus.toml"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def complaint(*flags: str, environment: dict[str, str] | None = None) -> str:
+    """What `load` says when it refuses these settings."""
+    with pytest.raises(StartupError) as caught:
+        load(environment=environment, flags=flags)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# Defaults -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("limits.idle_seconds", 900),
+        ("limits.context_idle_seconds", 30),
+        ("server.ping_seconds", 20),
+        ("server.write_seconds", 5),
+        ("server.host", "127.0.0.1"),
+        ("server.metrics_host", "127.0.0.1"),
+        ("auth.keys", {}),
+        ("auth.anonymous", False),
+        ("auth.origins", ()),
+        ("engine.name", "pocket"),
+        ("engine.capacity", None),
+        ("codec.slots", None),
+        ("log.level", "info"),
+    ],
+)
+def test_defaults(key: str, value: object) -> None:
+    """The defaults are those of the protocol and design pages, and open nothing to a network."""
+    section, _, field = key.partition(".")
+    assert getattr(getattr(load(), section), field) == value
+
+
+def test_a_client_may_use_what_the_limits_announce() -> None:
+    """By default a message can hold the longest text, and a context as much as a socket may."""
+    limits = load().limits
+    assert limits.message_bytes > limits.text_chars
+    assert limits.contexts >= 2
+
+
+def test_configuration_is_frozen() -> None:
+    """Nothing can be changed once it is loaded."""
+    config = load()
+    with pytest.raises(AttributeError):
+        config.server.port = 1  # type: ignore[misc]
+    assert load() == Config()
+
+
+# Sources ------------------------------------------------------------------------------------------
+
+
+def scalars() -> list[tuple[str, str, tuple[Any, Any, Any]]]:
+    """Every key that takes one value, and three values for it."""
+    samples: dict[type[inspect.Type], tuple[Any, Any, Any]] = {
+        inspect.IntType: (2001, 2002, 2003),
+        inspect.FloatType: (1.5, 2.5, 3.5),
+        inspect.BoolType: (False, False, True),
+        inspect.StrType: ("one", "two", "three"),
+        inspect.VarTupleType: (("one", "two"), ("three",), ("four", "five", "six")),
+    }
+    found = []
+    config = inspect.type_info(Config)
+    assert isinstance(config, inspect.StructType)
+    for section in config.fields:
+        assert isinstance(section.type, inspect.StructType)
+        for field in section.type.fields:
+            kinds = field.type.types if isinstance(field.type, inspect.UnionType) else [field.type]
+            if type(kinds[0]) in samples:
+                found.append((section.name, field.name, samples[type(kinds[0])]))
+    return found
+
+
+SCALARS = scalars()
+
+
+def as_toml(value: object) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(as_toml, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+
+
+def as_text(value: object) -> str:
+    """A value as a flag or an environment variable has it."""
+    return ",".join(value) if isinstance(value, tuple) else str(value).lower()
+
+
+def test_all_sections_are_tried() -> None:
+    """The next test covers every section but the one that holds only names of keys."""
+    assert {section for section, _, _ in SCALARS} == set(Config.__struct_fields__)
+
+
+@pytest.mark.parametrize(("section", "field", "samples"), SCALARS)
+def test_flags_over_environment_over_file(
+    section: str, field: str, samples: tuple[Any, Any, Any], toml: Write
+) -> None:
+    """Every key can be set in all three ways: flags win over the environment, that over the file."""
+    in_file, in_environment, in_flags = samples
+    file = toml(f"[{section}]\n{field} = {as_toml(in_file)}\n")
+    environment = {f"ORPHEUS_WS_{section}__{field}".upper(): as_text(in_environment)}
+    flags = [f"{section}.{field}={as_text(in_flags)}"]
+
+    def loaded(**sources: Any) -> object:
+        return getattr(getattr(load(**sources), section), field)
+
+    assert loaded(file=file) == in_file
+    assert loaded(environment=environment) == in_environment
+    assert loaded(flags=flags) == in_flags
+    assert loaded(file=file, environment=environment) == in_environment
+    assert loaded(file=file, flags=flags) == in_flags
+    assert loaded(file=file, environment=environment, flags=flags) == in_flags
+
+
+def test_sources_are_merged_key_by_key(toml: Write) -> None:
+    """A source replaces the keys it names, not the sections they are in."""
+    config = load(
+        file=toml('[server]\nport = 1\nhost = "a"\n[auth.keys]\nx = "1"\ny = "2"\n'),
+        environment={"ORPHEUS_WS_SERVER__PORT": "2", "ORPHEUS_WS_AUTH__KEYS__Y": "3"},
+        flags=["auth.keys.z=4"],
+    )
+    assert (config.server.host, config.server.port) == ("a", 2)
+    assert config.auth.keys == {"x": "1", "y": "3", "z": "4"}
+
+
+def test_the_last_flag_wins() -> None:
+    """The same flag twice means the second."""
+    assert load(flags=["server.port=1", "server.port=2"]).server.port == 2
+
+
+def test_a_flag_may_contain_equal_signs() -> None:
+    """Only the first equal sign separates, so keys in base64 can be given."""
+    assert load(flags=["auth.keys.a=c2Vj=="]).auth.keys == {"a": "c2Vj=="}
+
+
+def test_other_variables_are_not_ours() -> None:
+    """Variables without the prefix change nothing, whatever they are called."""
+    environment = {"SERVER__PORT": "1", "ORPHEUS_API_KEY": "x", "MY_ORPHEUS_WS_SERVER__PORT": "1"}
+    assert load(environment=environment) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a,b", ("a", "b")), (" a , b ,", ("a", "b")), ("a", ("a",)), ("", ()), (" , ", ())],
+)
+def test_lists_from_text(text: str, expected: tuple[str, ...]) -> None:
+    """A list is written with commas; spaces around its items and empty items do not count."""
+    assert load(flags=[f"auth.origins={text}"]).auth.origins == expected
+    assert load(environment={"ORPHEUS_WS_AUTH__ORIGINS": text}).auth.origins == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "key", "value"),
+    [
+        ("server.port=0", "port", 0),
+        ("server.port=65535", "port", 65_535),
+        ("server.drain_seconds=5", "drain_seconds", 5.0),
+        ("server.drain_seconds=0.5", "drain_seconds", 0.5),
+    ],
+)
+def test_numbers_from_text(flag: str, key: str, value: float) -> None:
+    """Numbers may be written as text where text is all there is."""
+    assert getattr(load(flags=[flag]).server, key) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("false", False)])
+def test_truth_from_text(text: str, *, value: bool) -> None:
+    """True and false may be written as text or as 0 and 1."""
+    assert load(flags=[f"auth.anonymous={text}"]).auth.anonymous is value
+
+
+def test_options_are_passed_through(toml: Write) -> None:
+    """What a part reads itself arrives as it was written, nested values included."""
+    file = toml('[engine.options]\nmodel = "m"\nlayers = [1, 2]\nnested = {a = 1}\n')
+    config = load(file=file, flags=["engine.options.speed=1.5", "engine.options.nested.b=2"])
+    assert config.engine.options == {
+        "model": "m",
+        "layers": [1, 2],
+        "nested": {"a": 1, "b": "2"},
+        "speed": "1.5",
+    }
+    assert load().engine.options == {}
+
+
+# Mistakes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flag", "wrong", "nearest"),
+    [
+        ("server.prot=1", "server.prot", "server.port"),
+        ("server.pingseconds=1", "server.pingseconds", "server.ping_seconds"),
+        ("sever.port=1", "sever", "server"),
+        ("limits.idle=1", "limits.idle", "limits.idle_seconds"),
+        ("auth.key.a=x", "auth.key", "auth.keys"),
+        ("engine.names=x", "engine.names", "engine.name"),
+        ("SERVER.PORT=1", "SERVER", "server"),
+    ],
+)
+def test_unknown_key(flag: str, wrong: str, nearest: str) -> None:
+    """An unknown key is an error that names it and the nearest known one."""
+    text = complaint(flag)
+    assert repr(wrong) in text
+    assert repr(nearest) in text
+
+
+def test_unknown_key_in_the_other_sources(toml: Write) -> None:
+    """A misspelt name in the file or the environment is found too."""
+    assert "'server.port'" in complaint(environment={"ORPHEUS_WS_SERVER__PROT": "1"})
+    with pytest.raises(StartupError, match=r"'server\.port'"):
+        load(file=toml("[server]\nprot = 1\n"))
+
+
+@pytest.mark.parametrize("flag", ["=1", "server.=1", ".port=1", "..=1", "nonsense=1"])
+def test_strange_keys(flag: str) -> None:
+    """Empty and far-off names are unknown keys as well."""
+    assert "unknown configuration key" in complaint(flag)
+
+
+@pytest.mark.parametrize("flag", ["", "server.port", "server.port:1"])
+def test_flag_without_a_value(flag: str) -> None:
+    """A flag without an equal sign is refused with how to write one."""
+    assert "section.key=value" in complaint(flag)
+
+
+@pytest.mark.parametrize(
+    ("flag", "key"),
+    [
+        ("server.port=x", "server.port"),
+        ("server.port=", "server.port"),
+        ("server.port=-1", "server.port"),
+        ("server.port=65536", "server.port"),
+        ("server.port=1.5", "server.port"),
+        ("server.port.x=1", "server.port"),
+        ("server=x", "server"),
+        ("server.drain_seconds=0", "server.drain_seconds"),
+        ("server.drain_seconds=nan", "server.drain_seconds"),
+        ("limits.contexts=0", "limits.contexts"),
+        ("limits.message_bytes=1023", "limits.message_bytes"),
+        ("engine.capacity=0", "engine.capacity"),
+        ("auth.anonymous=maybe", "auth.anonymous"),
+        ("auth.keys=x", "auth.keys"),
+        ("auth.keys.a.b=x", "auth.keys"),
+        ("engine.options=x", "engine.options"),
+    ],
+)
+def test_wrong_value(flag: str, key: str) -> None:
+    """A value of the wrong kind or out of bounds is refused; the error names the key."""
+    assert f"`{key}" in complaint(flag)
+
+
+@pytest.mark.parametrize(
+    "key", ["limits.idle_seconds", "limits.session_seconds", "server.drain_seconds"]
+)
+def test_times_are_finite(key: str, toml: Write) -> None:
+    """Infinity is refused: `ready` cannot announce it in JSON, and no deadline is made of it."""
+    assert key in complaint(f"{key}=inf")
+    section, _, field = key.partition(".")
+    with pytest.raises(StartupError, match=field):
+        load(file=toml(f"[{section}]\n{field} = inf\n"))
+
+
+@pytest.mark.parametrize("flag", ["auth.keys=hunter2", "auth.keys.a.b=hunter2"])
+def test_secrets_are_not_repeated(flag: str) -> None:
+    """The error about a misplaced secret does not contain it."""
+    assert "hunter2" not in complaint(flag)
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ("server.port = true", "server.port"),
+        ("server.host = 5", "server.host"),
+        ("server = [1]", "server"),
+        ("server.port = 2020-01-01", "server.port"),
+        ("auth.origins = [1]", "auth.origins"),
+        ("auth.keys = {a = 1}", "auth.keys"),
+    ],
+)
+def test_wrong_value_in_the_file(content: str, key: str, toml: Write) -> None:
+    """TOML's own kinds are checked against the key's."""
+    with pytest.raises(StartupError, match=f"`{key}"):
+        load(file=toml(content))
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    """A file that is not there, or is no file, is named."""
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(StartupError) as caught:
+            load(file=path)
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["a = ", "[server", b"\xff\xfe", "port = 1\nport = 2\n"])
+def test_bad_toml(content: str | bytes, toml: Write) -> None:
+    """A file that is no TOML is named, in one line."""
+    path = toml(content)
+    with pytest.raises(StartupError) as caught:
+        load(file=path)
+    assert f"{path} is not valid TOML" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# Named parts --------------------------------------------------------------------------------------
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of a part, as a part would declare them."""
+
+    speed: float = 1.0
+    names: tuple[str, ...] = ()
+
+
+def test_read_options() -> None:
+    """A part's options are read like the rest: text becomes numbers and lists."""
+    assert read_options({}, Options, "engine.options") == Options()
+    read = read_options({"speed": "2.5", "names": "a, b"}, Options, "engine.options")
+    assert read == Options(speed=2.5, names=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"sped": 1}, ["'engine.options.sped'", "'engine.options.speed'"]),
+        ({"speed": "fast"}, ["`engine.options.speed`"]),
+        ({"names": [1]}, ["`engine.options.names"]),
+    ],
+)
+def test_read_options_mistakes(options: dict[str, object], expected: list[str]) -> None:
+    """Errors in a part's options name the whole key."""
+    with pytest.raises(StartupError) as caught:
+        read_options(options, Options, "engine.options")
+    assert all(text in str(caught.value) for text in expected)
+
+
+def test_load_part_finds_modules() -> None:
+    """A plain name is a module of the package, a dotted name any module."""
+    simulated = load_part("orpheus_ws.engine", "simulated", extra="pocket")
+    assert simulated.__name__ == "orpheus_ws.engine.simulated"
+    assert (
+        load_part("orpheus_ws.engine", "json.decoder", extra="pocket")
+        is sys.modules["json.decoder"]
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["nope", "simulatd", "no.such", "json.nope", "json", "", "a b", "x."]
+)
+def test_load_part_unknown(name: str) -> None:
+    """A part that does not exist is named, in a `StartupError`; a plain name is none of Python's."""
+    with pytest.raises(StartupError) as caught:
+        load_part("orpheus_ws.engine", name, extra="pocket")
+    assert repr(name) in str(caught.value)
+    assert "engine" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [".", "..", ".simulated", "..tokens"])
+def test_load_part_relative_name(name: str) -> None:
+    """A name that starts with a dot is refused like any other that is no module's."""
+    with pytest.raises(StartupError) as caught:
+        load_part("orpheus_ws.engine", name, extra="pocket")
+    assert repr(name) in str(caught.value)
+
+
+def test_load_part_names_the_missing_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part whose own import is missing says which package, and the extra that brings it."""
+    (tmp_path / "custom_part").mkdir()
+    (tmp_path / "custom_part" / "__init__.py").touch()
+    (tmp_path / "custom_part" / "engine.py").write_text("import a_package_nobody_has.part\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StartupError) as caught:
+        load_part("orpheus_ws.engine", "custom_part.engine", extra="trtllm")
+    monkeypatch.delitem(sys.modules, "custom_part")
+    assert "'custom_part.engine'" in str(caught.value)
+    assert "'a_package_nobody_has'" in str(caught.value)
+    assert "orpheus-ws[trtllm]" in str(caught.value)
