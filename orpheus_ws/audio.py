@@ -25,13 +25,18 @@ LEAD_IN: Final = SAMPLE_RATE * 50 // 1000
 """Silence kept before the first sound of a context, so that soft onsets survive."""
 
 LONGEST_PAUSE: Final = SAMPLE_RATE * 350 // 1000
-"""Most silence between two segments, tail and head together."""
+"""Most silence between two segments, tail and head together, fades included."""
 
 SHORTEST_PAUSE: Final = SAMPLE_RATE * 100 // 1000
 """Least silence between two segments; supplied when the segments do not bring it."""
 
 FADE: Final = SAMPLE_RATE * 10 // 1000
 """Fade at segment edges: 240 samples of a raised cosine step by at most 0.0066 of full scale."""
+
+# A fade makes up to its own length inaudible. Of the longest pause, the tail leaves room for both
+# fades and for the next segment to fade in before its sound.
+_LONGEST_SILENCE: Final = LONGEST_PAUSE - 2 * FADE
+_LONGEST_TAIL: Final = _LONGEST_SILENCE - FADE
 
 _FADE_IN: Final = (0.5 - 0.5 * np.cos(np.pi * (np.arange(FADE) + 0.5) / FADE)).astype(np.float32)
 
@@ -66,21 +71,21 @@ class Shaper:
     """Trims, joins and fades the segments of one context.
 
     Feed each segment with `feed` and end it with `finish`; both return the samples that may be sent
-    now. Silence inside a segment passes unchanged, but a pause longer than `LONGEST_PAUSE` is held
-    until the next sound, as it may turn out to be the segment's tail. `trimmed` counts the samples
-    of silence left out, `first_sound` is the index among all samples returned of the first audible
-    one, or None before it.
+    now. Silence inside a segment passes unchanged, but what is longer than a tail may be is held
+    until the next sound, as it may turn out to be the tail. `trimmed` counts the samples of silence
+    left out; `first_sound` is the index among all samples returned of the first audible one, or
+    None before it.
     """
 
     def __init__(self) -> None:
         self.trimmed = 0
         self.first_sound: int | None = None
         self._sent = 0
-        self._pause = 0  # silence sent since the last sound of the context
-        self._joining = False  # this segment has not sounded yet and another came before
+        self._pause = 0  # silence sent since the last sound, before fading
+        self._joining = False  # another segment came before this one
         self._sounded = False  # this segment has sounded
-        self._held: Samples = _EMPTY  # the last samples: silence, or what a fade-out needs
-        self._fade = 0  # samples of the fade-in already applied
+        self._held: Samples = _EMPTY  # its last samples: silence, or what a fade-out needs
+        self._faded = 0  # its samples that the fade-in has passed; negative: padding before it
 
     def feed(self, samples: Samples) -> Samples:
         """Take the next samples of the current segment."""
@@ -89,93 +94,78 @@ class Shaper:
         pending = np.concatenate((self._held, samples))
         if not self._sounded:
             pending = self._enter(pending)
-            if not self._sounded:
-                self._held = pending
-                return _EMPTY
-        keep = self._tail(pending)
+        if not self._sounded:
+            self._held = pending
+            return _EMPTY
+        keep = max(min(FADE, len(pending)), self._silence(pending) - _LONGEST_TAIL)
         ready, self._held = pending[: len(pending) - keep], pending[len(pending) - keep :]
-        return self._send(ready)
+        return self._send(ready, fade_out=False)
 
     def finish(self) -> Samples:
-        """End the segment: its tail, faded, with at most the longest pause."""
+        """End the segment: its tail, faded. A segment without a sound gives nothing."""
+        tail, self._held = self._held, _EMPTY
         if not self._sounded:
-            # Not a single sound: nothing of it is worth sending.
-            self.trimmed += len(self._held)
-            self._held = _EMPTY
+            self.trimmed += len(tail)
             return _EMPTY
-        tail = self._held
-        self._held = _EMPTY
-        silence = _silent_end(tail)
-        excess = max(0, self._pause_at_end(tail, silence) - LONGEST_PAUSE)
+        excess = max(0, self._silence(tail) - _LONGEST_TAIL)
         self.trimmed += excess
-        tail = tail[: len(tail) - excess].copy()
-        fade = min(FADE, len(tail))
-        tail[len(tail) - fade :] *= _FADE_IN[FADE - fade :][::-1]
-        self._sounded, self._joining, self._fade = False, True, 0
-        return self._send(tail)
+        sent = self._send(tail[: len(tail) - excess], fade_out=True)
+        self._sounded, self._joining, self._faded = False, True, 0
+        return sent
 
     def _enter(self, pending: Samples) -> Samples:
-        """Find the segment's first sound; cut the silence before it to size."""
+        """Find the segment's first sound; cut or pad the silence before it to size."""
+        room = _LONGEST_SILENCE - self._pause if self._joining else LEAD_IN
         loud = np.flatnonzero(np.abs(pending) >= AUDIBLE)
-        if not len(loud):
-            # Keep only what could still be sent before the sound.
-            longest = LONGEST_PAUSE if self._joining else LEAD_IN
-            excess = max(0, len(pending) - longest)
-            self.trimmed += excess
-            return pending[excess:]
-        self._sounded = True
-        start = int(loud[0])
-        room = max(0, LONGEST_PAUSE - self._pause) if self._joining else LEAD_IN
-        excess = max(0, start - room)
+        silence = int(loud[0]) if len(loud) else len(pending)
+        excess = max(0, silence - room)
         self.trimmed += excess
         pending = pending[excess:]
-        silence = start - excess
-        if self._joining and self._pause + silence < SHORTEST_PAUSE:
-            padding = np.zeros(SHORTEST_PAUSE - self._pause - silence, np.float32)
-            pending = np.concatenate((padding, pending))
-            self._fade = -len(padding)
-        return pending
+        if not len(loud):
+            return pending
+        self._sounded = True
+        missing = SHORTEST_PAUSE - self._pause - (silence - excess) if self._joining else 0
+        if missing <= 0:
+            return pending
+        self._faded = -missing
+        return np.concatenate((np.zeros(missing, np.float32), pending))
 
-    def _tail(self, pending: Samples) -> int:
-        """How many of the last samples must wait: a fade's worth, or a pause beyond the longest."""
-        silence = _silent_end(pending)
-        return max(min(FADE, len(pending)), self._pause_at_end(pending, silence) - LONGEST_PAUSE)
+    def _silence(self, samples: Samples) -> int:
+        """Silence at the end of `samples`, with what was sent before if they are nothing else."""
+        loud = np.flatnonzero(np.abs(samples[::-1]) >= AUDIBLE)
+        return int(loud[0]) if len(loud) else len(samples) + self._pause
 
-    def _pause_at_end(self, pending: Samples, silence: int) -> int:
-        return silence + self._pause if silence == len(pending) else silence
-
-    def _send(self, ready: Samples) -> Samples:
+    def _send(self, ready: Samples, *, fade_out: bool) -> Samples:
         if not len(ready):
             return _EMPTY
-        ready = self._faded_in(ready)
+        self._pause = self._silence(ready)
+        ready = self._fade_in(ready)
+        if fade_out:
+            fade = min(FADE, len(ready))
+            ready = ready.copy()
+            ready[len(ready) - fade :] *= _FADE_IN[:fade][::-1]
         if self.first_sound is None:
             loud = np.flatnonzero(np.abs(ready) >= AUDIBLE)
             if len(loud):
                 self.first_sound = self._sent + int(loud[0])
-        self._pause = self._pause_at_end(ready, _silent_end(ready))
         self._sent += len(ready)
         return ready
 
-    def _faded_in(self, ready: Samples) -> Samples:
-        """Apply what is left of the fade-in; a negative `_fade` is padding still to pass."""
-        if self._fade >= FADE:
+    def _fade_in(self, ready: Samples) -> Samples:
+        """Apply what is left of the fade-in, after the padding."""
+        if self._faded >= FADE:
+            return ready
+        begin, done = max(0, -self._faded), max(0, self._faded)
+        self._faded += len(ready)
+        count = min(FADE - done, len(ready) - begin)
+        if count <= 0:
             return ready
         ready = ready.copy()
-        begin = max(0, -self._fade)
-        done = max(0, self._fade)
-        count = max(0, min(FADE - done, len(ready) - begin))
         ready[begin : begin + count] *= _FADE_IN[done : done + count]
-        self._fade += len(ready)
         return ready
 
 
 _EMPTY: Final[Samples] = np.zeros(0, np.float32)
-
-
-def _silent_end(samples: Samples) -> int:
-    """Length of the silence at the end."""
-    loud = np.flatnonzero(np.abs(samples[::-1]) >= AUDIBLE)
-    return int(loud[0]) if len(loud) else len(samples)
 
 
 class Player:
@@ -191,12 +181,13 @@ class Player:
         self.underruns = 0
         self.starved_seconds = 0.0
         self._prebuffer = prebuffer
-        self._dry_at: float | None = None
+        self._starts_at: float | None = None
+        self._dry_at = 0.0
 
     def receive(self, seconds: float, now: float) -> None:
         """A chunk of `seconds` of audio arrives."""
-        if self._dry_at is None:
-            self._dry_at = now + self._prebuffer
+        if self._starts_at is None:
+            self._starts_at = self._dry_at = now + self._prebuffer
         elif now > self._dry_at:
             if now - self._dry_at > self.TOLERANCE:
                 self.underruns += 1
@@ -206,4 +197,6 @@ class Player:
 
     def in_hand(self, now: float) -> float:
         """Seconds of audio received and not yet played."""
-        return 0.0 if self._dry_at is None else max(0.0, self._dry_at - now)
+        if self._starts_at is None:
+            return 0.0
+        return max(0.0, self._dry_at - max(now, self._starts_at))

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -25,7 +25,7 @@ ENVIRONMENT_PREFIX = "ORPHEUS_WS_"
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +73,7 @@ class AuthConfig(_Section, frozen=True, kw_only=True):
     when given, are the only values a browser's Origin may have.
     """
 
-    keys: dict[str, str] = {}
+    keys: dict[str, Annotated[str, Meta(min_length=1)]] = {}
     anonymous: bool = False
     origins: tuple[str, ...] = ()
 
@@ -81,9 +81,9 @@ class AuthConfig(_Section, frozen=True, kw_only=True):
 class LimitsConfig(_Section, frozen=True, kw_only=True):
     """What one socket may do; announced in `ready`."""
 
-    contexts: Positive = 32
+    contexts: Annotated[int, Meta(ge=1, le=1024)] = 32
     text_chars: Positive = 20_000
-    message_bytes: Annotated[int, Meta(ge=1024)] = 65_536
+    message_bytes: Annotated[int, Meta(ge=256)] = 65_536
     idle_seconds: Seconds = 900.0
     session_seconds: Seconds = 86_400.0
     context_idle_seconds: Seconds = 30.0
@@ -92,7 +92,7 @@ class LimitsConfig(_Section, frozen=True, kw_only=True):
 class LogConfig(_Section, frozen=True, kw_only=True):
     """Structured logs go to standard error."""
 
-    level: str = "info"
+    level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 class Config(_Section, frozen=True, kw_only=True):
@@ -146,6 +146,8 @@ def load_part(package: str, name: str, *, extra: str) -> ModuleType:
     """
     module_name = name if "." in name else f"{package}.{name}"
     kind = package.rpartition(".")[2]
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise StartupError(f"{name!r} cannot be the name of a module; name the {kind} differently")
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

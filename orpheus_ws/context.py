@@ -15,6 +15,7 @@ from enum import Enum, auto
 from typing import Final, Literal, NamedTuple
 
 from orpheus_ws import messages as m
+from orpheus_ws.errors import RateLimited
 from orpheus_ws.metrics import Trace
 from orpheus_ws.text import Segmenter, estimate_seconds, split_spoken, word_times
 
@@ -61,6 +62,9 @@ TRANSITIONS: Final[dict[State, dict[Event, State]]] = {
 }
 TERMINAL: Final = frozenset(state for state, events in TRANSITIONS.items() if not events)
 
+MAX_FLUSHES: Final = 256
+"""Flushes of one context that may wait to be answered; nothing grows with a slow client."""
+
 Moved = Callable[["Context", State | None, State], None]
 """Hears of every change of state, from old (None: it did not exist) to new. May not call back."""
 
@@ -98,6 +102,8 @@ class Context:
         self._segmenter = Segmenter(settings.mode)
         self._queue: deque[str | FlushMark] = deque()
         self._queued_chars = 0
+        self._taken = ""  # the segment being spoken, until its first audio
+        self._flushes = 0
         self._chars = 0
         self._seq = 0
         self._spoken: list[_Spoken] = []
@@ -125,9 +131,12 @@ class Context:
         self._stall_at = now + self.settings.max_delay_ms / 1000
 
     def flush(self, mark: FlushMark, now: float) -> None:
-        """Everything so far is to be spoken, then `mark` answered."""
+        """Everything so far is to be spoken, then `mark` answered. Raises `RateLimited`."""
+        if self._flushes >= MAX_FLUSHES:
+            raise RateLimited(f"at most {MAX_FLUSHES} flushes may wait; wait for `flushed`")
         self._enqueue(self._segmenter.flush(), now)
         self._queue.append(mark)
+        self._flushes += 1
 
     def end(self, now: float) -> None:
         """No more text. Idempotent."""
@@ -144,7 +153,9 @@ class Context:
     @property
     def stall_at(self) -> float | None:
         """When `release_stalled` will have something to do."""
-        return self._stall_at if self._segmenter.pending else None
+        if self.settings.mode == "flush" or not self._segmenter.pending:
+            return None
+        return self._stall_at
 
     def _enqueue(self, segments: list[str], now: float) -> None:
         if segments:
@@ -164,6 +175,9 @@ class Context:
         if isinstance(item, str):
             self._queued_chars -= len(item)
             self._chars += len(item)
+            self._taken = item
+        else:
+            self._flushes -= 1
         return item
 
     def begin(self, now: float) -> m.Started | None:
@@ -172,12 +186,13 @@ class Context:
             return None
         self.move(Event.TURN)
         self.trace.turn_at = now
-        queued = now - (self.trace.ready_at or now)
+        queued = self.trace.since_ready(now) or 0.0
         return m.Started(context=self.id, handle=self.handle, queue_ms=queued * 1000)
 
     def segment(self, text: str) -> m.Segment:
         """The first audio of `text` is about to be sent."""
         self._spoken.append(_Spoken(text, self.delivered, None))
+        self._taken = ""
         return m.Segment(
             context=self.id, index=len(self._spoken) - 1, text=text, offset=self.delivered
         )
@@ -256,6 +271,10 @@ class Context:
         self._warned.add(code)
         return [m.Warn(context=self.id, code=code, message=message)]
 
+    def warned_of(self, code: str) -> bool:
+        """Whether `warn_once` has warned of it."""
+        return code in self._warned
+
     def tag_warning(self) -> list[m.ServerMessage]:
         """A warning, the first time a tag had to be removed."""
         if not self._segmenter.unknown_tags:
@@ -276,6 +295,7 @@ class Context:
             heard, rest = split_spoken(text, min(1.0, max(0.0, fraction)))
             spoken.append(heard)
             remaining.append(rest)
+        remaining.append(self._taken)
         remaining += [item for item in self._queue if isinstance(item, str)]
         remaining.append(self._segmenter.held.strip())
         return " ".join(filter(None, spoken)), " ".join(filter(None, remaining))

@@ -15,6 +15,7 @@ of other libraries are translated where they enter and go no further.
     │   ├── UnsupportedFormat unsupported_format
     │   ├── TextTooLong      text_too_long
     │   ├── ContextLimit     context_limit
+    │   ├── RateLimited      rate_limited
     │   └── SlowConsumer     slow_consumer, close 1008
     ├── ServiceError         we could not do what was asked
     │   ├── Overloaded       overloaded
@@ -89,6 +90,13 @@ class ContextLimit(PeerError):
     """More open contexts than `limits.contexts`."""
 
     code = "context_limit"
+    retryable = True
+
+
+class RateLimited(PeerError):
+    """More of something than may wait at once."""
+
+    code = "rate_limited"
     retryable = True
 
 

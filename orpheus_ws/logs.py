@@ -1,19 +1,19 @@
 """Structured logs: one JSON object a line on standard error.
 
 Rule: what is logged are names and figures. The text of an exception may hold what a client sent, so
-only its type and place are written, whoever logs it.
+whoever logs one, and however, only its type and place are written.
 """
 
 import logging
 import sys
 import traceback
 from types import TracebackType
+from typing import Any
 
+import msgspec
 from pythonjsonlogger.json import JsonFormatter
 
-from orpheus_ws.errors import StartupError
-
-ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
 class Formatter(JsonFormatter):
@@ -24,9 +24,21 @@ class Formatter(JsonFormatter):
             "%(levelname)s %(name)s %(message)s",
             rename_fields={"levelname": "level", "name": "logger", "message": "event"},
             timestamp="time",
+            json_serializer=_serialise,
         )
 
-    def formatException(self, ei: ExcInfo) -> str:  # noqa: N802 - the library's name
+    def format(self, record: logging.LogRecord) -> str:
+        """One line; exceptions in the message, its arguments and its fields become their types."""
+        safe = logging.makeLogRecord({key: _shown(value) for key, value in vars(record).items()})
+        if isinstance(record.args, tuple):
+            safe.args = tuple(_shown(argument) for argument in record.args)
+        safe.exc_info, safe.exc_text = record.exc_info, None
+        if record.name == "asyncio":
+            # The lines after the first show futures, and with them the text of their exceptions.
+            safe.msg, safe.args = record.getMessage().partition("\n")[0], ()
+        return super().format(safe)
+
+    def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802 - the library's name
         """Type and innermost place of an exception."""
         kind, _, trace = ei
         frames = traceback.extract_tb(trace)
@@ -35,11 +47,17 @@ class Formatter(JsonFormatter):
 
 
 def configure(level: str) -> None:
-    """Send all logs of the process through `Formatter`. Raises `StartupError` for a wrong level."""
-    if level.upper() not in logging.getLevelNamesMapping():
-        raise StartupError(f"log.level {level!r} is not known; use debug, info, warning or error")
+    """Send all logs of the process, from `level` on, through `Formatter`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Formatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # At its lower levels the library logs whole frames, and refused handshakes as errors.
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
+
+
+def _shown(value: object) -> object:
+    return type(value).__name__ if isinstance(value, BaseException) else value
+
+
+def _serialise(fields: dict[str, Any], **_: object) -> str:
+    return msgspec.json.encode(fields, enc_hook=lambda value: type(value).__name__).decode()

@@ -21,6 +21,10 @@ MaxDelayMs = Annotated[int, Meta(ge=0, le=5000)]
 LeadMs = Annotated[int, Meta(ge=200, le=10_000)]
 SegmentMode = Literal["sentence", "clause", "flush"]
 
+MarkId = Annotated[str, Meta(max_length=128)] | Annotated[int, Meta(ge=0, le=2**53 - 1)]
+"""What `flush` and `ping` are answered with: text, or a number that every JSON library keeps."""
+PlayedMs = Annotated[float, Meta(ge=0, le=86_400_000)]
+
 ALL_CONTEXTS = "*"
 """In `cancel`, instead of a context's id."""
 
@@ -87,7 +91,7 @@ class Flush(_Message, frozen=True, kw_only=True, tag="flush"):
     """Speak what is buffered; answered by `flushed` after its last audio."""
 
     context: ContextId
-    id: Annotated[str, Meta(max_length=128)] | Annotated[int, Meta(ge=0)] | None = None
+    id: MarkId | None = None
 
 
 class End(_Message, frozen=True, kw_only=True, tag="end"):
@@ -100,13 +104,13 @@ class Cancel(_Message, frozen=True, kw_only=True, tag="cancel"):
     """Stop a context, or all of them; `played_ms` is how much the listener heard."""
 
     context: ContextId
-    played_ms: Annotated[float, Meta(ge=0)] | None = None
+    played_ms: PlayedMs | None = None
 
 
 class Ping(_Message, frozen=True, kw_only=True, tag="ping"):
     """A fence: the `pong` comes after everything that was decided before it."""
 
-    id: Annotated[str, Meta(max_length=128)] | int
+    id: MarkId
 
 
 class Close(_Message, frozen=True, kw_only=True, tag="close"):

@@ -221,7 +221,12 @@ class Metrics:
     def _waiting_too_long(self) -> float:
         # Called on the thread that serves scrapes; list() copies the set in one piece.
         deadline = clock() - WAITING_SECONDS
-        return float(sum((trace.ready_at or deadline) < deadline for trace in list(self._waiting)))
+        return float(
+            sum(
+                trace.ready_at is not None and trace.ready_at < deadline
+                for trace in list(self._waiting)
+            )
+        )
 
 
 def _reader(statistics: Callable[[], Statistics], field: str) -> Callable[[], float]:

@@ -19,6 +19,10 @@ REMEMBERED_CONTEXTS: Final = 1024
 """Ids of ended contexts kept, so that late messages for them are told from new ones."""
 
 
+_CLOSED_CODE: Final = "closed_context"
+_CLOSED: Final = "the context takes no more text; `open` it again to use its id"
+
+
 class Speak(NamedTuple):
     """Send `replies`, then speak `text` for `context`."""
 
@@ -81,7 +85,12 @@ class Session:
     # The reader's side ---------------------------------------------------------------------------
 
     def receive(self, message: m.ClientMessage, now: float) -> list[m.ServerMessage]:
-        """Take one message and return what to answer at once. Never raises for the peer's faults."""
+        """Take one message and return what to answer at once. Never raises for the peer's faults.
+
+        After `close` only `cancel` and `ping` mean anything.
+        """
+        if self._closing and not isinstance(message, m.Cancel | m.Ping):
+            return []
         match message:
             case m.Config():
                 return self._configure(message)
@@ -151,7 +160,7 @@ class Session:
                 return [opened]
             context = opened
         if context.ended:
-            return _closed(context)
+            return context.warn_once(_CLOSED_CODE, _CLOSED)
         if context.unspoken_chars + len(message.text) > self._limits.text_chars:
             limit = f"at most {self._limits.text_chars} characters may wait to be spoken"
             return [self.fail(context, TextTooLong(f"{limit}; send text as it is spoken"))]
@@ -165,8 +174,11 @@ class Session:
                 return self._late(message.context)
             return [m.Flushed(context=message.context, id=message.id)]
         if context.ended:
-            return _closed(context)
-        context.flush(FlushMark(message.id), now)
+            return context.warn_once(_CLOSED_CODE, _CLOSED)
+        try:
+            context.flush(FlushMark(message.id), now)
+        except OrpheusError as error:
+            return [self.fail(context, error)]
         return context.tag_warning()
 
     def _end(self, context_id: str, now: float) -> list[m.ServerMessage]:
@@ -185,20 +197,17 @@ class Session:
     def _cancel(self, message: m.Cancel) -> list[m.ServerMessage]:
         everything = message.context == m.ALL_CONTEXTS
         replies: list[m.ServerMessage] = []
-        played = message.played_ms
         for context in self.contexts:
             if everything or context.id == message.context:
-                replies.append(context.cancelled(played))
+                replies.append(context.cancelled(message.played_ms))
                 self._finish(context, Event.CANCEL)
-                # What was heard is of the context that was speaking, the first.
-                played = None if played is None else 0.0
         return replies
 
     def _late(self, context_id: str) -> list[m.ServerMessage]:
         if self._ended[context_id]:
             return []
         self._ended[context_id] = True
-        return [m.Warn(context=context_id, code="closed_context", message=_CLOSED)]
+        return [m.Warn(context=context_id, code=_CLOSED_CODE, message=_CLOSED)]
 
     # The speaker's side --------------------------------------------------------------------------
 
@@ -250,11 +259,11 @@ class Session:
     def _finish(self, context: Context, event: Event) -> None:
         context.move(event)
         del self._live[context.id]
-        self._remember(context.id)
+        self._remember(context.id, warned=context.warned_of(_CLOSED_CODE))
 
-    def _remember(self, context_id: str) -> None:
+    def _remember(self, context_id: str, *, warned: bool = False) -> None:
         self._ended.pop(context_id, None)
-        self._ended[context_id] = False
+        self._ended[context_id] = warned
         if len(self._ended) > REMEMBERED_CONTEXTS:
             self._ended.popitem(last=False)
 
@@ -264,13 +273,6 @@ class Session:
             self._handle = (self._handle + 1) % 65_536
             if self._handle not in taken:
                 return self._handle
-
-
-_CLOSED: Final = "the context takes no more text; `open` it again to use its id"
-
-
-def _closed(context: Context) -> list[m.ServerMessage]:
-    return context.warn_once("closed_context", _CLOSED)
 
 
 def error_message(error: OrpheusError, *, context: str | None) -> m.Error:

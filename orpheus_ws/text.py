@@ -33,10 +33,9 @@ _CLAUSE_CANDIDATE: Final = re.compile(
     rf"(?:[{_ENDS}]+[{re.escape(_CLOSERS)}]*|[,;:—][{re.escape(_CLOSERS)}]*)\s+"
 )
 _TOKEN: Final = re.compile(r"\S+")
-_BLANK_LINE: Final = re.compile(r"\s*\n\s*\n\s*")
+_BLANK_LINE: Final = "\n\n"
 _TAG: Final = re.compile(r"<[/|]?\w[^<>\n]{0,62}>")
 _TAG_START: Final = re.compile(r"<[/|]?(?:\w[^<>\n]{0,62})?\Z")
-_COMPLETE: Final = re.compile(rf"[^\W\d_A-Z]{{2}}[{_ENDS}]+[{re.escape(_CLOSERS)}]*\Z")
 
 
 class Segmenter:
@@ -52,7 +51,7 @@ class Segmenter:
         self._raw = ""  # the start of what may become a tag
         self._buffer = ""
         self._scanned = 0  # candidates before this index were decided against
-        self._cost = 0.0  # estimated seconds of _buffer[:_costed]
+        self._cost = 0  # estimated milliseconds of _buffer[:_costed]
         self._costed = 0
         self._overflow: int | None = None
         self._first = True
@@ -71,10 +70,10 @@ class Segmenter:
         """Append text; return the segments that are now certainly complete."""
         self._append(self._clean(text, final=False))
         segments: list[str] = []
-        if "\n" in self._buffer:
-            # A blank line always ends a sentence; where it ends is known at the next character.
-            while (blank := _BLANK_LINE.search(self._buffer)) and blank.end() < len(self._buffer):
-                self._cut_closed(blank.end(), segments)
+        if self._mode != "flush":
+            # A blank line always ends a sentence.
+            while (blank := self._buffer.find(_BLANK_LINE)) >= 0:
+                self._cut_closed(blank + len(_BLANK_LINE), segments)
         self._cut(len(self._buffer), closed=False, segments=segments)
         return segments
 
@@ -94,8 +93,11 @@ class Segmenter:
         """
         if self._mode == "flush":
             return []
+        if " " in self._raw or "\n" in self._raw:
+            # Words after a `<` without its `>`: no tag of any model looks like this.
+            self._append(self._clean("", final=True))
         end = len(self._buffer)
-        if self._raw or not _COMPLETE.search(self._buffer):
+        if self._raw or not _ends_lowercase_word(self._buffer.rstrip(_CLOSERS)):
             end = max(self._buffer.rfind(" "), self._buffer.rfind("\n")) + 1
         segments: list[str] = []
         self._cut_closed(end, segments)
@@ -126,32 +128,30 @@ class Segmenter:
         return ""
 
     def _append(self, text: str) -> None:
-        """Append with the joining rule: `friend.How` becomes `friend. How`."""
-        joined = self._buffer[-3:] + text
-        fresh = len(joined) - len(text)
-        pieces: list[str] = []
-        start = fresh
-        for index in range(max(3, fresh), len(joined)):
-            if (
-                joined[index].isupper()
-                and joined[index - 1] in _ENDS
-                and joined[index - 2].islower()
-                and joined[index - 3].islower()
-            ):
-                pieces.append(joined[start:index] + " ")
-                start = index
-        pieces.append(joined[start:])
-        self._buffer += "".join(pieces)
+        """Append, character by character, with white space collapsed and sentences joined.
+
+        White space becomes one space, one line end, or two for a blank line. The joining rule turns
+        `friend.How` into `friend. How`.
+        """
+        tail = self._buffer[-3:]
+        self._buffer = self._buffer[: len(self._buffer) - len(tail)]
+        for character in text:
+            if character.isspace():
+                tail = _with_space(tail, character)
+                continue
+            if character.isupper() and _ends_lowercase_word(tail):
+                tail += " "
+            tail += character
+        self._buffer += tail
         self._measure()
 
     def _measure(self) -> None:
-        """Carry the estimate on to the end of the buffer; note where it gets too long."""
-        buffer, cost = self._buffer, self._cost
-        for index in range(self._costed, len(buffer)):
-            cost += _seconds(buffer[index])
-            if cost > MAX_SEGMENT_SECONDS and self._overflow is None:
-                self._overflow = index
-        self._cost, self._costed = cost, len(buffer)
+        """Carry the estimate on through the buffer; note where the text gets too long."""
+        while self._costed < len(self._buffer) and self._overflow is None:
+            self._cost += _milliseconds(self._buffer[self._costed])
+            if self._cost > MAX_SEGMENT_SECONDS * 1000:
+                self._overflow = self._costed
+            self._costed += 1
 
     def _cut_closed(self, end: int, segments: list[str]) -> None:
         """Cut everything before `end`, after which the text is known to pause."""
@@ -214,9 +214,15 @@ class Segmenter:
             self._first = False
 
     def _drop(self, end: int) -> None:
+        """Take `_buffer[:end]` away. Every character is measured once, however text is cut."""
+        if end >= self._costed:
+            self._cost, self._costed = 0, 0
+        else:
+            self._cost -= sum(map(_milliseconds, self._buffer[:end]))
+            self._costed -= end
+        self._overflow = None
         self._buffer = self._buffer[end:]
         self._scanned = 0
-        self._cost, self._costed, self._overflow = 0.0, 0, None
         self._measure()
 
 
@@ -227,13 +233,13 @@ def has_words(text: str) -> bool:
 
 def estimate_seconds(text: str) -> float:
     """Upper estimate of how long `text` takes to say, in seconds."""
-    return sum(map(_seconds, text))
+    return sum(map(_milliseconds, text)) / 1000
 
 
 def word_times(text: str, start_ms: float, end_ms: float) -> list[tuple[str, float, float]]:
     """Spread the words of a segment over its time by their estimated length."""
     words = text.split()
-    costs = [estimate_seconds(word) + _seconds(" ") for word in words]
+    costs = [estimate_seconds(word + " ") for word in words]
     total = sum(costs)
     times: list[tuple[str, float, float]] = []
     spent = 0.0
@@ -250,21 +256,35 @@ def split_spoken(text: str, fraction: float) -> tuple[str, str]:
     return " ".join(heard), " ".join(text.split()[len(heard) :])
 
 
-def _seconds(character: str) -> float:
+def _milliseconds(character: str) -> int:
     """What one character adds to the length of speech, estimated from above.
 
     Fitted to the embedded voice: 16 characters a second in ordinary text, single letters about
     0.2 s each, digits up to 0.6 s each when they are read as one long number.
     """
     if character.islower():
-        return 0.045
+        return 45
     if character.isspace():
-        return 0.13
+        return 130
     if character.isdigit():
-        return 0.6
+        return 600
     if character.isalpha():
-        return 0.2
-    return 0.15 if character in ".,;:!?'\"-()…" else 0.5
+        return 200
+    return 150 if character in ".,;:!?'\"-()…" else 500
+
+
+def _ends_lowercase_word(text: str) -> bool:
+    """Whether it ends with end punctuation after a lowercase word of two letters or more."""
+    return text[-1:] in tuple(_ENDS) and text[-3:-2].islower() and text[-2:-1].islower()
+
+
+def _with_space(text: str, space: str) -> str:
+    """Append white space to text in which runs of it are already collapsed."""
+    if space != "\n":
+        return text if text[-1:].isspace() else text + " "
+    if text.endswith(_BLANK_LINE):
+        return text
+    return text.removesuffix(" ") + "\n"
 
 
 def _speakable(character: str) -> str:

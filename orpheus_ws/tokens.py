@@ -107,14 +107,13 @@ class FrameAssembler:
     def _accept(self, slot: int, code: int, frames: list[Frame]) -> None:
         partial = self._partial
         if slot != len(partial):
-            if self._synchronised:
-                self.invalid += 1
-                self._synchronised = False
-            else:
-                self.dropped += 1
             self.dropped += len(partial)
             partial.clear()
             if slot != 0:
+                # Only the first id out of turn is wrong; those after it are of the frame it broke.
+                self.invalid += self._synchronised
+                self.dropped += not self._synchronised
+                self._synchronised = False
                 return
         self._synchronised = True
         partial.append(code)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orpheus_ws.errors import StartupError
 from orpheus_ws.logs import Formatter, configure
 
 SECRET = "the words of a user"
@@ -77,7 +76,7 @@ def within_failure(write: Callable[[Exception], object]) -> None:
 def test_one_object_a_line() -> None:
     """An entry has its level, logger, event and time, and what was given besides."""
     content = written(lambda logger: logger.warning("it %s", "happened", extra={"sockets": 5}))
-    assert content.pop("time").endswith("+00:00")
+    assert content.pop("time").endswith("Z")
     assert content == {
         "level": "WARNING",
         "logger": "orpheus_ws.test",
@@ -207,13 +206,6 @@ def test_levels_in_any_case(level: str) -> None:
     """A level is known in capitals and without."""
     configure(level)
     assert logging.getLogger().level == logging.getLevelNamesMapping()[level.upper()]
-
-
-@pytest.mark.parametrize("level", ["", "loud", "10", " info"])
-def test_an_unknown_level(level: str) -> None:
-    """A level that does not exist is refused with the key and the known ones."""
-    with pytest.raises(StartupError, match=r"log\.level .* info"):
-        configure(level)
 
 
 def test_frames_are_never_logged(capsys: pytest.CaptureFixture[str]) -> None:

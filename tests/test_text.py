@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orpheus_ws import text as text_module
 from orpheus_ws.text import (
     MAX_SEGMENT_SECONDS,
     Mode,
@@ -292,3 +293,30 @@ def test_split_spoken() -> None:
 def test_the_models_tags_pass(tag: str) -> None:
     """Each of the model's own tags reaches the engine, in lower case."""
     assert segments(f"Oh <{tag.upper()}> well.") == [f"Oh <{tag}> well."]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a\n\n" * 6000, "5. " * 6000, "x.Y" * 6000, "a\n" + " " * 19_000 + "b", "It was so. " * 1800],
+    ids=["blank lines", "numbers", "joins", "white space", "prose"],
+)
+def test_work_is_in_proportion_to_the_text(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long message is not measured again for every segment: one socket cannot stall the others."""
+    measured = 0
+    original = text_module._milliseconds
+
+    def counting(character: str) -> int:
+        nonlocal measured
+        measured += 1
+        return original(character)
+
+    monkeypatch.setattr(text_module, "_milliseconds", counting)
+    assert segments(text)
+    assert measured <= 3 * len(text)
+
+
+def test_words_after_a_bracket_are_not_held_for_ever() -> None:
+    """Text after a `<` that becomes no tag is released by the timer like any other."""
+    segmenter = Segmenter()
+    assert segmenter.feed("If a <b then it is true. ") == []
+    assert segmenter.release() == ["If a b then it is true."]

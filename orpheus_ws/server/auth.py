@@ -10,7 +10,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from ipaddress import ip_address
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from websockets.datastructures import Headers
 
@@ -44,7 +44,7 @@ def identify(auth: AuthConfig, headers: Headers, path: str, now: float) -> str |
         name = _owner(auth.keys, presented)
         if name is not None:
             return name
-    for token in parse_qs(urlsplit(path).query).get("token", ()):
+    for token in parse_qs(path.partition("?")[2]).get("token", ()):
         name = _verify(auth.keys, token, now)
         if name is not None:
             return name
@@ -73,7 +73,7 @@ def _owner(keys: Mapping[str, str], presented: str) -> str | None:
     digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
     owner = None
     for name, secret in keys.items():
-        if hmac.compare_digest(digest, hashlib.sha256(secret.encode()).digest()):
+        if secret and hmac.compare_digest(digest, hashlib.sha256(secret.encode()).digest()):
             owner = name
     return owner
 
@@ -90,7 +90,7 @@ def _verify(keys: Mapping[str, str], token: str, now: float) -> str | None:
     secret = keys.get(name)
     expected = _sign(payload, secret or "")
     genuine = hmac.compare_digest(expected.encode(), signature.encode())
-    if not genuine or secret is None or int(parts[1]) < now or parts[2] != SCOPE:
+    if not genuine or not secret or int(parts[1]) < now or parts[2] != SCOPE:
         return None
     return name
 

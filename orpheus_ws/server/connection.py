@@ -233,8 +233,9 @@ class Connection:
 
     async def _pace(self, voice: _Voice) -> None:
         """Wait until the listener has no more than `lead_ms` in hand."""
-        ahead = voice.player.in_hand(clock()) - voice.context.settings.lead_ms / 1000
-        if ahead > 0:
+        lead = voice.context.settings.lead_ms / 1000
+        # More than once: before the player has started, what it has in hand does not shrink.
+        while (ahead := voice.player.in_hand(clock()) - lead) > 0:
             await asyncio.sleep(ahead)
 
     async def _wait(self, until: float | None) -> bool:

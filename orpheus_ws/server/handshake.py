@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 from websockets.asyncio.server import ServerConnection
@@ -72,7 +71,7 @@ class Handshake:
 
     async def request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer plain HTTP, refuse strangers; None lets the upgrade go on."""
-        path = urlsplit(request.path).path
+        path = request.path.partition("?")[0]
         if path == "/healthz":
             return _json(connection, 200, {"alive": True})
         if path == "/readyz":

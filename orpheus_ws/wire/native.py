@@ -49,7 +49,7 @@ class MsgpackWire:
 
     def decode_request(self, frame: str | bytes) -> ClientMessage:
         """See `Wire`."""
-        return _decode(self._requests.decode, _binary(frame))
+        return _decode(self._requests.decode, _binary(frame), ClientMessage)
 
     def encode_request(self, message: ClientMessage) -> bytes:
         """See `Wire`."""
@@ -57,7 +57,7 @@ class MsgpackWire:
 
     def decode_reply(self, frame: str | bytes) -> ServerMessage:
         """See `Wire`."""
-        return _decode(self._replies.decode, _binary(frame))
+        return _decode(self._replies.decode, _binary(frame), ServerMessage)
 
     def encode_reply(self, message: ServerMessage) -> bytes:
         """See `Wire`."""
@@ -82,7 +82,7 @@ class JsonWire:
         """See `Wire`."""
         if not isinstance(frame, str):
             raise WrongFrameKind("send JSON messages in text frames")
-        return _decode(self._requests.decode, frame)
+        return _decode(self._requests.decode, frame, ClientMessage)
 
     def encode_request(self, message: ClientMessage) -> str:
         """See `Wire`."""
@@ -91,7 +91,7 @@ class JsonWire:
     def decode_reply(self, frame: str | bytes) -> ServerMessage:
         """See `Wire`. Audio comes back with its handle and no context."""
         if isinstance(frame, str):
-            return _decode(self._replies.decode, frame)
+            return _decode(self._replies.decode, frame, ServerMessage)
         if len(frame) < _AUDIO_HEADER.size or frame[0] != _AUDIO_VERSION:
             raise Undecodable("not an audio frame of version 1")
         _, _, handle, seq, offset = _AUDIO_HEADER.unpack_from(frame)
@@ -116,16 +116,16 @@ def _binary(frame: str | bytes) -> bytes:
     return frame
 
 
-def _decode(decode: Callable[[_F], _T], frame: _F) -> _T:
+def _decode(decode: Callable[[_F], _T], frame: _F, schema: object) -> _T:
     try:
         return decode(frame)
     except msgspec.ValidationError as error:
-        raise BadMessage(_advice(str(error))) from None
+        raise BadMessage(_advice(str(error), schema)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         raise Undecodable("the frame is not valid msgpack or JSON") from None
 
 
-def _advice(text: str) -> str:
+def _advice(text: str, schema: object) -> str:
     """Say what is wrong in terms of our schema, without repeating anything the peer sent."""
     if expected := _EXPECTED.match(text):
         what = expected["what"].replace("`", "")
@@ -135,7 +135,7 @@ def _advice(text: str) -> str:
     if text.startswith("Object contains unknown field"):
         return "the message has a field that its type does not know; see the protocol's table"
     if "`$.type`" in text:
-        types = [str(kind.__struct_config__.tag) for kind in get_args(ClientMessage)]
+        types = [str(kind.__struct_config__.tag) for kind in get_args(schema)]
         return f"'type' must be one of {', '.join(types)}"
     if not_allowed := _NOT_ALLOWED.match(text):
         return f"{not_allowed['path']!r} has a value that is not allowed; see the protocol's table"

@@ -1,0 +1,111 @@
+"""Config: parts that are chosen by name, and their options."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orpheus_ws.config import load, load_part, read_options
+from orpheus_ws.errors import StartupError
+
+Write = Callable[[str | bytes], Path]
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Write:
+    """Writes a configuration file."""
+
+    def write(content: str | bytes) -> Path:
+        path = tmp_path / "orpheus.toml"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def complaint(*flags: str, environment: dict[str, str] | None = None) -> str:
+    """What `load` says when it refuses these settings."""
+    with pytest.raises(StartupError) as caught:
+        load(environment=environment, flags=flags)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+# Named parts --------------------------------------------------------------------------------------
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of a part, as a part would declare them."""
+
+    speed: float = 1.0
+    names: tuple[str, ...] = ()
+
+
+def test_read_options() -> None:
+    """A part's options are read like the rest: text becomes numbers and lists."""
+    assert read_options({}, Options, "engine.options") == Options()
+    read = read_options({"speed": "2.5", "names": "a, b"}, Options, "engine.options")
+    assert read == Options(speed=2.5, names=("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"sped": 1}, ["'engine.options.sped'", "'engine.options.speed'"]),
+        ({"speed": "fast"}, ["`engine.options.speed`"]),
+        ({"names": [1]}, ["`engine.options.names"]),
+    ],
+)
+def test_read_options_mistakes(options: dict[str, object], expected: list[str]) -> None:
+    """Errors in a part's options name the whole key."""
+    with pytest.raises(StartupError) as caught:
+        read_options(options, Options, "engine.options")
+    assert all(text in str(caught.value) for text in expected)
+
+
+def test_load_part_finds_modules() -> None:
+    """A plain name is a module of the package, a dotted name any module."""
+    simulated = load_part("orpheus_ws.engine", "simulated", extra="pocket")
+    assert simulated.__name__ == "orpheus_ws.engine.simulated"
+    assert (
+        load_part("orpheus_ws.engine", "json.decoder", extra="pocket")
+        is sys.modules["json.decoder"]
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["nope", "simulatd", "no.such", "json.nope", "json", "", "a b", "x."]
+)
+def test_load_part_unknown(name: str) -> None:
+    """A part that does not exist is named, in a `StartupError`; a plain name is none of Python's."""
+    with pytest.raises(StartupError) as caught:
+        load_part("orpheus_ws.engine", name, extra="pocket")
+    assert repr(name) in str(caught.value)
+    assert "engine" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [".", "..", ".simulated", "..tokens"])
+def test_load_part_relative_name(name: str) -> None:
+    """A name that starts with a dot is refused like any other that is no module's."""
+    with pytest.raises(StartupError) as caught:
+        load_part("orpheus_ws.engine", name, extra="pocket")
+    assert repr(name) in str(caught.value)
+
+
+def test_load_part_names_the_missing_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part whose own import is missing says which package, and the extra that brings it."""
+    (tmp_path / "custom_part").mkdir()
+    (tmp_path / "custom_part" / "__init__.py").touch()
+    (tmp_path / "custom_part" / "engine.py").write_text("import a_package_nobody_has.part\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StartupError) as caught:
+        load_part("orpheus_ws.engine", "custom_part.engine", extra="trtllm")
+    monkeypatch.delitem(sys.modules, "custom_part")
+    assert "'custom_part.engine'" in str(caught.value)
+    assert "'a_package_nobody_has'" in str(caught.value)
+    assert "orpheus-ws[trtllm]" in str(caught.value)

@@ -1,0 +1,204 @@
+"""The server over real sockets: engines that misbehave, and bad input."""
+
+import msgpack
+import pytest
+
+from orpheus_ws import messages as m
+from tests.harness import pcm, peer, turns_until
+from tests.server_peers import SENTENCE, closed, http, metric, one
+
+# Engines that misbehave ---------------------------------------------------------------------------
+
+
+async def test_never_stops() -> None:
+    """never-stops: the segment ends at max_tokens with a warning and the context goes on."""
+    async with one("engine.options.fault=never_stops", "engine.options.fault_requests=1") as (
+        started,
+        connected,
+    ):
+        await connected.send(m.Open(context="a", sampling=m.Sampling(max_tokens=350)))
+        await connected.say("a", f"{SENTENCE} {SENTENCE}")
+        received = await connected.utterance("a")
+        await turns_until(lambda: started.engine.statistics().active == 0)
+    assert [x.code for x in received if isinstance(x, m.Warn)] == ["segment_length"]
+    assert sum(isinstance(message, m.Segment) for message in received) == 2
+    done = received[-1]
+    assert isinstance(done, m.Done)
+    assert done.reason == "length"
+
+
+async def test_loop_then_more() -> None:
+    """repetition-loop, loop-then-more: a loop is stopped within 2 s, the rest is spoken."""
+    # Request 0 is the probe at start-up.
+    async with one("engine.options.fault=loop", "engine.options.fault_requests=1") as (
+        started,
+        connected,
+    ):
+        await connected.say("a", f"{SENTENCE} {SENTENCE} {SENTENCE}")
+        received = await connected.utterance("a")
+        await turns_until(lambda: started.engine.statistics().active == 0)
+    assert [x.code for x in received if isinstance(x, m.Warn)] == ["segment_loop"]
+    starts = [message.offset for message in received if isinstance(message, m.Segment)]
+    assert len(starts) == 3
+    # Two good frames, three that will repeat, 2 s of repetition, and what one job decodes ahead.
+    assert starts[1] <= (2 + 3 + 23.5 + 8) * 2048
+    done = received[-1]
+    assert isinstance(done, m.Done)
+    assert done.reason == "loop"
+
+
+async def test_bad_ids_cost_frames_not_streams() -> None:
+    """Invalid ids are counted, the rest is spoken, and the context ends normally."""
+    async with one("engine.options.fault=bad_ids") as (started, connected):
+        await connected.say("a", SENTENCE)
+        received = await connected.utterance("a")
+        assert isinstance(received[-1], m.Done)
+        assert pcm(received)
+        assert await metric(started, "orpheus_invalid_tokens_total") > 0
+
+
+async def test_no_audio_is_tried_twice() -> None:
+    """A segment without frames is tried once more, then the context ends with no_audio."""
+    async with one("engine.options.fault=empty", "engine.options.fault_requests=1,2") as (
+        _,
+        connected,
+    ):
+        await connected.say("a", SENTENCE)
+        failed = (await connected.utterance("a"))[-1]
+        assert isinstance(failed, m.Error)
+        assert (failed.code, failed.retryable, failed.fatal) == ("no_audio", True, False)
+        await connected.say("b", SENTENCE)
+        assert pcm(await connected.utterance("b"))
+
+
+async def test_no_audio_once_is_healed() -> None:
+    """A segment whose first attempt gives no frame is spoken by the second."""
+    async with one("engine.options.fault=empty", "engine.options.fault_requests=1") as (
+        _,
+        connected,
+    ):
+        await connected.say("a", SENTENCE)
+        received = await connected.utterance("a")
+        assert isinstance(received[-1], m.Done)
+        assert pcm(received)
+
+
+async def test_engine_failure_is_one_contexts() -> None:
+    """A request that fails ends its context with engine_failed; socket and neighbours go on."""
+    async with (
+        one("engine.options.fault=raises", "engine.options.fault_requests=1") as (
+            started,
+            connected,
+        ),
+        peer(started.address.url) as neighbour,
+    ):
+        await connected.say("a", SENTENCE)
+        failed = (await connected.utterance("a"))[-1]
+        assert isinstance(failed, m.Error)
+        assert failed.code == "engine_failed"
+        await neighbour.say("a", SENTENCE)
+        assert isinstance((await neighbour.utterance("a"))[-1], m.Done)
+        await connected.say("b", SENTENCE)
+        assert isinstance((await connected.utterance("b"))[-1], m.Done)
+
+
+async def test_engine_death() -> None:
+    """When the engine dies every open context fails once and the server is not ready."""
+    async with one("engine.options.fault=dies", "engine.options.fault_requests=1") as (
+        started,
+        connected,
+    ):
+        assert (await http(started, "/readyz"))[0] == 200
+        await connected.say("a", SENTENCE)
+        received = await connected.utterance("a")
+        assert sum(isinstance(message, m.Error) for message in received) == 1
+        assert (await http(started, "/readyz"))[0] == 503
+        assert (await http(started, "/healthz"))[0] == 200
+
+
+# Bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        (b"\xc1", 1007),
+        (b"\x81\xa4type", 1007),
+        ("{}", 1003),
+        (b"\xa5" + b"x" * 5, None),
+        (msgpack.packb({"type": "nonsense"}), None),
+        (msgpack.packb({"type": "text", "context": "a"}), None),
+        (msgpack.packb({"type": "text", "context": "a", "text": "b", "colour": "red"}), None),
+        (msgpack.packb({"type": "open", "context": "a", "lead_ms": 199}), None),
+        (msgpack.packb({"type": "text", "context": "a", "text": "x" * 65_536}), 1009),
+    ],
+)
+async def test_bad_messages(frame: bytes | str, code: int | None) -> None:
+    """A message that is not ours gets bad_message; the socket closes only where it must."""
+    async with one() as (started, connected), peer(started.address.url) as neighbour:
+        await neighbour.say("n", SENTENCE)
+        await connected.socket.send(frame)
+        error = await connected.receive()
+        assert isinstance(error, m.Error)
+        assert (error.code, error.context) == ("bad_message", None)
+        assert error.fatal == (code is not None)
+        if code is not None:
+            assert await closed(connected) == (code, "bad_message")
+        else:
+            await connected.say("a", SENTENCE)
+            assert pcm(await connected.utterance("a"))
+        assert isinstance((await neighbour.utterance("n"))[-1], m.Done)
+
+
+async def test_a_message_far_too_big_never_reaches_memory() -> None:
+    """Beyond four times the limit the connection is failed with 1009 at once."""
+    async with one() as (_, connected):
+        await connected.socket.send(b"\xc4" * 300_000)
+        assert (await closed(connected))[0] == 1009
+
+
+@pytest.mark.parametrize(
+    ("opening", "code"),
+    [
+        (m.Open(context="a", voice="nobody"), "unknown_voice"),
+        (m.Open(context="a", encoding="mp3"), "unsupported_format"),
+        (m.Open(context="a", sample_rate=44_100), "unsupported_format"),
+        (m.Open(context="*"), "bad_message"),
+    ],
+)
+async def test_bad_opens(opening: m.Open, code: str) -> None:
+    """An open that cannot be served fails its context with a typed error; the socket lives."""
+    async with one() as (_, connected):
+        await connected.send(opening, m.Text(context=opening.context, text="Lost."))
+        replies = await connected.fence()
+        assert isinstance(replies[0], m.Error)
+        assert (replies[0].code, replies[0].context) == (code, opening.context)
+        assert [x.code for x in replies[1:] if isinstance(x, m.Warn)] == ["closed_context"]
+        await connected.say("b", SENTENCE)
+        assert pcm(await connected.utterance("b"))
+
+
+async def test_limits_of_contexts_and_text() -> None:
+    """One context or character too many is a typed error for that context alone."""
+    async with one("limits.contexts=2", "limits.text_chars=100") as (_, connected):
+        for context in ("a", "b", "c"):
+            await connected.send(m.Open(context=context))
+        (error,) = await connected.fence()
+        assert isinstance(error, m.Error)
+        assert (error.code, error.context, error.retryable) == ("context_limit", "c", True)
+        await connected.send(m.Text(context="a", text="x" * 100))
+        assert await connected.fence() == []
+        await connected.send(m.Text(context="a", text="x"))
+        (error,) = await connected.fence()
+        assert isinstance(error, m.Error)
+        assert (error.code, error.context) == ("text_too_long", "a")
+
+
+async def test_text_after_end() -> None:
+    """Text after `end` is dropped with one warning; what came before is spoken."""
+    async with one() as (_, connected):
+        await connected.say("a", SENTENCE)
+        await connected.send(m.Text(context="a", text="Too late."), m.End(context="a"))
+        received = await connected.utterance("a") + await connected.fence()
+    assert [x.code for x in received if isinstance(x, m.Warn)] == ["closed_context"]
+    assert [x.text for x in received if isinstance(x, m.Segment)] == [SENTENCE]

@@ -1,0 +1,93 @@
+"""The server over real sockets: what metrics and logs tell, and what is left behind."""
+
+import asyncio
+import logging
+
+import msgpack
+import pytest
+
+from orpheus_ws import messages as m
+from tests.harness import pcm, peer, server, turns_until
+from tests.server_peers import SENTENCE, STEPPED, http, metric, one
+
+# Observability ------------------------------------------------------------------------------------
+
+
+async def test_metrics_tell_what_happened() -> None:
+    """A scrape shows sockets, latencies and counts of what was spoken, and no user text."""
+    async with one() as (started, connected):
+        await connected.say("a", SENTENCE)
+        received = await connected.utterance("a")
+        seconds = len(pcm(received)) / 48_000
+        assert await metric(started, "orpheus_sockets") == 1
+        assert await metric(started, "orpheus_capacity") == started.engine.capacity
+        assert await metric(started, "orpheus_time_to_first_byte_seconds_count") == 1
+        assert await metric(started, "orpheus_time_to_first_audio_seconds_count") == 1
+        assert await metric(started, "orpheus_time_to_first_sentence_seconds_count") == 1
+        assert await metric(started, "orpheus_audio_seconds_total") == pytest.approx(seconds)
+        assert await metric(started, "orpheus_contexts_total", outcome="done") == 1
+        assert await metric(started, "orpheus_engine_tokens") > 0
+        _, text = await http(started, "/metrics", port=started.address.metrics_port)
+        assert "fox" not in text
+
+
+async def test_a_stuck_context_shows_while_it_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context whose engine says nothing is counted as waiting until it is cancelled."""
+    monkeypatch.setattr("orpheus_ws.metrics.WAITING_SECONDS", 0.0)
+    async with one("engine.options.fault=stalls", "engine.options.fault_requests=1") as (
+        started,
+        connected,
+    ):
+        # The stall comes after two frames, which this codec would decode at once.
+        await connected.send(m.Open(context="a"))
+        await connected.say("a", SENTENCE)
+        await connected.wait_for(m.Started)
+        assert await metric(started, "orpheus_live_contexts", state="speaking") == 1
+        await connected.send(m.Cancel(context="a"))
+        await connected.wait_for(m.Cancelled)
+        await turns_until(lambda: started.engine.statistics().active == 0)
+        assert await metric(started, "orpheus_live_contexts", state="speaking") == 0
+        assert await metric(started, "orpheus_contexts_waiting_over_1s") == 0
+
+
+async def test_a_stalled_engine_is_given_up() -> None:
+    """An engine that says nothing for too long fails the context instead of hanging it."""
+    async with one("engine.options.fault=stalls", "engine.options.fault_requests=1") as (
+        started,
+        connected,
+    ):
+        started.synthesis._stall_seconds = 0.05
+        await connected.say("a", SENTENCE)
+        failed = (await connected.utterance("a"))[-1]
+        assert isinstance(failed, m.Error)
+        assert failed.code == "engine_failed"
+
+
+async def test_logs_hold_no_user_text(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither words nor keys nor context names are logged, in good times and in bad."""
+    caplog.set_level(logging.DEBUG, logger="orpheus_ws")
+    async with one("auth.anonymous=true", "engine.options.fault=raises") as (_, connected):
+        await connected.say("marked-context", "Marked words here.")
+        await connected.utterance("marked-context")
+        await connected.socket.send(msgpack.packb({"type": "marked-type", "marked-key": 1}))
+        await connected.fence()
+    assert caplog.records
+    for record in caplog.records:
+        assert "marked" not in str(vars(record)).lower()
+
+
+async def test_nothing_is_left_behind() -> None:
+    """After sockets have come and gone, slots, streams, contexts and tasks are as at the start."""
+    async with server(STEPPED) as started:
+        before = len(asyncio.all_tasks())
+        for _ in range(5):
+            async with peer(started.address.url) as connected:
+                await connected.say("a", SENTENCE)
+                await connected.wait_for(m.Audio)
+        await turns_until(lambda: started.admission.active == 0)
+        await turns_until(lambda: len(asyncio.all_tasks()) == before)
+        assert started.engine.statistics().active == 0
+        assert started.codec.statistics().streams == 0
+        assert not started._connections
+        for state in ("open", "queued", "speaking", "starved"):
+            assert await metric(started, "orpheus_live_contexts", state=state) == 0

@@ -1,0 +1,195 @@
+"""The server over real sockets: admission, keys, limits, slow and silent peers."""
+
+import asyncio
+import json
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
+
+from orpheus_ws import messages as m
+from orpheus_ws.audio import Player
+from orpheus_ws.errors import StartupError
+from orpheus_ws.server.auth import make_token
+from tests.harness import pcm, peer, server, turns_until
+from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one
+
+# Sockets ------------------------------------------------------------------------------------------
+
+
+async def test_full_server() -> None:
+    """full-server: one socket too many gets 503 with Retry-After, and a free slot admits again."""
+    async with server("engine.capacity=2") as started, peer(started.address.url):
+        async with peer(started.address.url):
+            with pytest.raises(InvalidStatus) as refusal:
+                await connect(started.address.url)
+            assert refusal.value.response.status_code == 503
+            assert refusal.value.response.headers["Retry-After"] == "1"
+            assert json.loads((await http(started, "/capacity"))[1]) == {
+                "max": 2,
+                "active": 2,
+                "draining": False,
+            }
+            assert (await http(started, "/readyz"))[0] == 200
+        await turns_until(lambda: started.admission.active == 1)
+        async with peer(started.address.url) as admitted:
+            await admitted.say("a", SENTENCE)
+            assert pcm(await admitted.utterance("a"))
+        assert await metric(started, "orpheus_handshakes_refused_total", reason="full") == 1
+
+
+async def test_refused_upgrades_hold_no_slot() -> None:
+    """A handshake that fails for another reason never takes a slot."""
+    async with server("engine.capacity=1") as started:
+        for _ in range(3):
+            with pytest.raises(InvalidStatus):
+                await connect(started.address.url, subprotocols=[Subprotocol("tts.v9.morse")])
+            assert (await http(started, "/v1/tts"))[0] == 426
+        async with peer(started.address.url):
+            assert started.admission.active == 1
+
+
+async def test_keys() -> None:
+    """With keys configured only their holders get in, by header or by token."""
+    async with server("auth.keys.alice=secret-a") as started:
+        url = started.address.url
+        for headers in (
+            {"Authorization": "Bearer secret-a"},
+            {"Authorization": "Api-Key secret-a"},
+            {"Authorization": "Token secret-a"},
+            {"X-API-Key": "secret-a"},
+            {"xi-api-key": "secret-a"},
+        ):
+            async with peer(url, headers=headers):
+                pass
+        token = make_token("alice", "secret-a", expires=4_000_000_000)
+        async with peer(f"{url}?token={token}"):
+            pass
+        for wrong in ({}, {"Authorization": "Bearer secret-b"}, {"X-API-Key": ""}):
+            with pytest.raises(InvalidStatus) as refusal:
+                await connect(url, additional_headers=wrong)
+            assert refusal.value.response.status_code == 401
+        with pytest.raises(InvalidStatus):
+            await connect(f"{url}?token={token}x")
+        assert (await http(started, "/healthz"))[0] == 200
+
+
+async def test_origins() -> None:
+    """With an allow-list of origins other browsers' pages are refused with 403."""
+    async with server("auth.origins=https://app.example") as started:
+        with pytest.raises(InvalidStatus) as refusal:
+            await connect(started.address.url, origin="https://evil.example")  # type: ignore[arg-type]
+        assert refusal.value.response.status_code == 403
+        async with peer(started.address.url, headers={"Origin": "https://app.example"}):
+            pass
+
+
+async def test_open_to_the_network_by_oversight() -> None:
+    """Listening beyond loopback without keys is a start-up error that says what to set."""
+    with pytest.raises(StartupError, match=r"auth\.keys"):
+        async with server("server.host=0.0.0.0"):
+            pass
+
+
+async def test_port_in_use() -> None:
+    """A taken port is a start-up error that names the setting."""
+    async with server() as started:
+        with pytest.raises(StartupError, match=r"server\.port"):
+            async with server(f"server.port={started.address.port}"):
+                pass
+
+
+async def test_idle_socket_survives_unanswered_pings() -> None:
+    """idle-socket: a client that answers no ping is kept, and is served when it speaks."""
+    async with one("server.ping_seconds=0.01") as (started, connected):
+        connected.socket.transport.pause_reading()
+        (connection,) = started._connections
+        pings = connection._socket.pending_pings
+        await turns_until(lambda: len(pings) >= 20, limit=10_000_000)
+        connected.socket.transport.resume_reading()
+        await connected.say("a", SENTENCE)
+        assert pcm(await connected.utterance("a"))
+
+
+async def test_idle_and_session_limits() -> None:
+    """A socket without an open context is closed when its idle or session time is over."""
+    async with one("limits.idle_seconds=0.05") as (_, connected):
+        assert await closed(connected) == (1001, "idle")
+    async with one("limits.session_seconds=0.05") as (_, connected):
+        assert await closed(connected) == (1001, "session_expired")
+
+
+async def test_session_limit_waits_for_open_contexts() -> None:
+    """An utterance that is under way when the session's time is over is spoken to its end."""
+    async with one("limits.session_seconds=0.05", STEPPED) as (_, connected):
+        await connected.say("a", SENTENCE)
+        assert isinstance((await connected.utterance("a"))[-1], m.Done)
+        assert await closed(connected) == (1001, "session_expired")
+
+
+async def test_close_speaks_what_is_open() -> None:
+    """`close` ends every context, speaks it, and closes with 1000."""
+    async with one() as (_, connected):
+        await connected.send(
+            m.Text(context="a", text=SENTENCE), m.Text(context="b", text=SENTENCE), m.Close()
+        )
+        received = await connected.utterance("b")
+        assert {x.context for x in received if isinstance(x, m.Done)} == {"a", "b"}
+        assert await closed(connected) == (1000, "closed")
+
+
+async def test_drain() -> None:
+    """Draining refuses new sockets, closes idle ones with 1012 and lets the others finish."""
+    async with one(STEPPED) as (started, connected), peer(started.address.url) as idle:
+        await connected.say("a", SENTENCE)
+        await connected.wait_for(m.Audio)
+        draining = asyncio.create_task(started.drain())
+        assert await closed(idle) == (1012, "restart")
+        with pytest.raises(InvalidStatus) as refusal:
+            await connect(started.address.url)
+        assert refusal.value.response.status_code == 503
+        assert (await http(started, "/readyz"))[0] == 503
+        received = await connected.utterance("a")
+        assert any(isinstance(message, m.Draining) for message in received)
+        assert isinstance(received[-1], m.Done)
+        assert await closed(connected) == (1012, "restart")
+        await draining
+
+
+async def test_slow_consumer_is_closed_and_harms_nobody() -> None:
+    """A peer that reads nothing while audio is due is dropped; its neighbour hears everything."""
+    settings = ("server.write_seconds=0.2", "engine.options.fault=never_stops")
+    async with one(*settings) as (started, slow), peer(started.address.url) as neighbour:
+        slow.socket.transport.pause_reading()
+        big = m.Sampling(max_tokens=4096)
+        for number in range(30):
+            await slow.send(m.Open(context=f"{number}", sampling=big))
+            await slow.say(f"{number}", SENTENCE)
+        await turns_until(lambda: started.admission.active == 1, limit=10_000_000)
+        await neighbour.send(m.Open(context="n", sampling=m.Sampling(max_tokens=70)))
+        await neighbour.say("n", SENTENCE)
+        assert isinstance((await neighbour.utterance("n"))[-1], m.Done)
+        await turns_until(lambda: started.engine.statistics().active == 0)
+        assert await metric(started, "orpheus_socket_closes_total", code="1008") == 1
+        slow.socket.transport.abort()
+
+
+async def test_audio_runs_at_most_lead_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk is taken from the codec only when the listener has no more than `lead_ms` in hand."""
+    ahead: list[float] = []
+
+    class RecordingPlayer(Player):
+        def receive(self, seconds: float, now: float) -> None:
+            ahead.append(self.in_hand(now))
+            super().receive(seconds, now)
+
+    monkeypatch.setattr("orpheus_ws.server.connection.Player", RecordingPlayer)
+    async with one("engine.options.fault=never_stops") as (_, connected):
+        await connected.send(m.Open(context="a", lead_ms=300, sampling=m.Sampling(max_tokens=140)))
+        await connected.say("a", SENTENCE)
+        received = await connected.utterance("a")
+    assert len(pcm(received)) == 20 * 2048 * 2
+    # The very last samples are held for the fade, and follow the chunk before at once.
+    assert max(ahead[:-1]) <= 0.3
+    assert max(ahead) > 0.1
