@@ -200,3 +200,7 @@ class Player:
         if self._starts_at is None:
             return 0.0
         return max(0.0, self._dry_at - max(now, self._starts_at))
+
+    def seconds_until(self, lead: float, now: float) -> float:
+        """How long until no more than `lead` seconds are in hand, if nothing arrives meanwhile."""
+        return self._dry_at - lead - now if self.in_hand(now) > lead else 0.0

@@ -207,6 +207,10 @@ class Client:
         except ConnectionClosed as error:
             raise self._lost or _disconnected(error) from error
 
+    async def wait_closed(self) -> None:
+        """Return when the socket has closed, from whichever side."""
+        await self._socket.wait_closed()
+
     async def read(self) -> None:
         """Hand messages to utterances until the socket closes; never raises."""
         failure: Exception = Disconnected("the socket was closed")
@@ -272,12 +276,15 @@ async def _greeting(socket: ClientConnection, seconds: float) -> m.Ready:
 
 
 async def _pieces(text: str | AsyncIterable[str]) -> AsyncIterator[str]:
-    if isinstance(text, str):
-        for start in range(0, len(text), PIECE_CHARS):
-            yield text[start : start + PIECE_CHARS]
-    else:
-        async for piece in text:
-            yield piece
+    async for piece in _one(text) if isinstance(text, str) else text:
+        # Half a surrogate pair, as cut JSON has it, cannot be sent and has no sound.
+        sendable = piece.encode("utf-8", "ignore").decode()
+        for start in range(0, len(sendable), PIECE_CHARS):
+            yield sendable[start : start + PIECE_CHARS]
+
+
+async def _one(text: str) -> AsyncIterator[str]:
+    yield text
 
 
 def _refused(error: InvalidStatus) -> Refused:

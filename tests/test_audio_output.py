@@ -185,3 +185,20 @@ def test_player_in_hand_while_it_waits(now: float) -> None:
     player = Player()
     player.receive(1.0, 0.0)
     assert player.in_hand(now) == pytest.approx(1.0)
+
+
+@given(
+    chunks=st.lists(st.tuples(st.floats(0, 2), st.floats(0, 2)), min_size=1, max_size=20),
+    lead=st.floats(0.2, 10),
+)
+def test_player_knows_when_there_is_room(chunks: list[tuple[float, float]], lead: float) -> None:
+    """After waiting `seconds_until(lead)` no more than the lead is in hand, and not sooner."""
+    player = Player()
+    now = 0.0
+    for wait, seconds in chunks:
+        now += wait
+        player.receive(seconds, now)
+        surplus = player.seconds_until(lead, now)
+        assert player.in_hand(now + surplus) <= lead + 1e-9
+        if surplus > 0:
+            assert player.in_hand(now + surplus * 0.9) > lead - 1e-9

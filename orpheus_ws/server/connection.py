@@ -233,10 +233,9 @@ class Connection:
 
     async def _pace(self, voice: _Voice) -> None:
         """Wait until the listener has no more than `lead_ms` in hand."""
-        lead = voice.context.settings.lead_ms / 1000
-        # More than once: before the player has started, what it has in hand does not shrink.
-        while (ahead := voice.player.in_hand(clock()) - lead) > 0:
-            await asyncio.sleep(ahead)
+        surplus = voice.player.seconds_until(voice.context.settings.lead_ms / 1000, clock())
+        if surplus > 0:
+            await asyncio.sleep(surplus)
 
     async def _wait(self, until: float | None) -> bool:
         """Wait for news or until a time; false when the socket was closed for being idle."""

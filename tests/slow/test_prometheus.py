@@ -1,0 +1,71 @@
+"""A real Prometheus scrapes a server that speaks."""
+
+import json
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.test_cli import run, serving
+
+pytestmark = pytest.mark.slow
+
+METRICS = {
+    "orpheus_capacity": 64.0,
+    "orpheus_sockets": 0.0,
+    'orpheus_contexts_total{outcome="done"}': 1.0,
+    "orpheus_time_to_first_byte_seconds_count": 1.0,
+    "orpheus_time_to_first_audio_seconds_count": 1.0,
+    "orpheus_time_to_first_sentence_seconds_count": 1.0,
+    'orpheus_socket_closes_total{code="1000"}': 1.0,
+    "histogram_quantile(1, orpheus_time_to_first_byte_seconds_bucket) > bool 0": 1.0,
+    "orpheus_audio_seconds_total > bool 0": 1.0,
+    "orpheus_engine_tokens > bool 0": 1.0,
+    "orpheus_codec_step_seconds_count > bool 0": 1.0,
+}
+
+
+def query(port: int, expression: str) -> float | None:
+    """The value of an expression that has one, or None while it has none."""
+    address = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(expression)}"
+    try:
+        with urllib.request.urlopen(address, timeout=10) as response:
+            result = json.load(response)["data"]["result"]
+    except OSError:
+        return None
+    return float(result[0]["value"][1]) if result else None
+
+
+def test_prometheus_reads_what_happened(tmp_path: Path) -> None:
+    """After one utterance Prometheus answers queries with exactly what was spoken."""
+    prometheus = shutil.which("prometheus")
+    assert prometheus is not None, "install Debian's package prometheus"
+    port = 19_464
+    with serving() as (_, announced):
+        file = str(tmp_path / "hello.wav")
+        assert run("say", "--url", announced["url"], "-o", file, "Hello there.").returncode == 0
+        target = urllib.parse.urlsplit(announced["metrics"]).netloc
+        config = {
+            "global": {"scrape_interval": "1s"},
+            "scrape_configs": [{"job_name": "tts", "static_configs": [{"targets": [target]}]}],
+        }
+        (tmp_path / "prometheus.yml").write_text(json.dumps(config))
+        with subprocess.Popen(
+            [
+                prometheus,
+                f"--config.file={tmp_path / 'prometheus.yml'}",
+                f"--storage.tsdb.path={tmp_path / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            try:
+                while query(port, "up") != 1.0:
+                    assert process.poll() is None
+                found = {expression: query(port, expression) for expression in METRICS}
+            finally:
+                process.terminate()
+    assert found == METRICS

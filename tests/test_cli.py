@@ -1,0 +1,191 @@
+"""The command line, run as a user runs it."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SIMULATED = ("--engine", "simulated", "--set", "codec.name=simulated")
+FREE_PORTS = ("--port", "0", "--metrics-port", "0")
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line of `orpheus-ws`."""
+    return [sys.executable, "-W", "ignore", "-m", "orpheus_ws", *arguments]
+
+
+def run(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, input=text, timeout=60, check=False
+    )
+
+
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, str]]]:
+    """`orpheus-ws serve` in the background, with what it announced."""
+    with subprocess.Popen(
+        command("serve", *SIMULATED, *FREE_PORTS, *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_serve_and_say(tmp_path: Path) -> None:
+    """`serve` announces itself in JSON, `say` writes a WAV file of its speech and measures it."""
+    with serving() as (process, announced):
+        file = tmp_path / "hello.wav"
+        said = run("say", "--url", announced["url"], "-o", str(file), "--json", "Hello", "there.")
+        assert said.returncode == 0, said.stderr
+        report = json.loads(said.stdout)
+        with wave.open(str(file)) as wav:
+            assert (wav.getnchannels(), wav.getsampwidth(), wav.getframerate()) == (1, 2, 24_000)
+            assert wav.getnframes() / 24_000 == pytest.approx(report["audio_seconds"])
+        assert report["time_to_first_byte_ms"] <= report["time_to_first_audio_ms"]
+        assert report["real_time_factor"] > 0
+        with urllib.request.urlopen(announced["metrics"], timeout=10) as response:
+            assert b"orpheus_time_to_first_byte_seconds_count" in response.read()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+
+def test_say_to_standard_output() -> None:
+    """`-o -` writes the WAV file to standard output and the figures to standard error."""
+    with serving() as (_, announced):
+        said = subprocess.run(
+            command("say", "--url", announced["url"], "-o", "-", "Hello."),
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
+    assert said.stdout[:4] == b"RIFF"
+    assert int.from_bytes(said.stdout[40:44], "little") == len(said.stdout) - 44 > 0
+    for figure in ("time to first byte", "time to first audio", "real-time factor", "audio"):
+        assert figure in said.stderr.decode()
+
+
+def test_say_reads_standard_input(tmp_path: Path) -> None:
+    """Without TEXT, what is piped in is spoken."""
+    with serving() as (_, announced):
+        file = str(tmp_path / "piped.wav")
+        assert (
+            run("say", "--url", announced["url"], "-o", file, text="Piped words.").returncode == 0
+        )
+
+
+def test_say_without_a_player(tmp_path: Path) -> None:
+    """Without a file and without a program that plays sound the error says what to do."""
+    with serving() as (_, announced):
+        said = subprocess.run(
+            command("say", "--url", announced["url"], "Hello."),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "PATH": str(tmp_path)},
+        )
+    assert said.returncode == 1
+    assert "use -o FILE" in said.stderr
+
+
+def test_say_plays_through_a_program(tmp_path: Path) -> None:
+    """Without a file the PCM goes to the first player found."""
+    player = tmp_path / "aplay"
+    player.write_text(f"#!/bin/sh\nexec cat > {tmp_path}/played\n")
+    player.chmod(0o755)
+    with serving() as (_, announced):
+        said = subprocess.run(
+            command("say", "--url", announced["url"], "Hello."),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"},
+        )
+    assert said.returncode == 0, said.stderr
+    assert (tmp_path / "played").stat().st_size > 4 * 2048
+
+
+def test_settings_from_everywhere(tmp_path: Path) -> None:
+    """A file, the environment and options all reach the server, later ones winning."""
+    file = tmp_path / "server.toml"
+    file.write_text('[auth.keys]\nalice = "secret"\n[engine]\ncapacity = 3\n')
+    with serving("--config", str(file), "--set", "limits.contexts=5") as (_, announced):
+        url = announced["url"].replace("ws:", "http:").replace("/v1/tts", "/capacity")
+        with urllib.request.urlopen(url, timeout=10) as response:
+            assert json.load(response)["max"] == 3
+        refused = run("say", "--url", announced["url"], "-o", str(tmp_path / "x.wav"), "Hello.")
+        assert refused.returncode == 1
+        assert "HTTP 401" in refused.stderr
+        key = ("--api-key", "secret")
+        said = run("say", "--url", announced["url"], *key, "-o", str(tmp_path / "x.wav"), "Hello.")
+        assert said.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (("serve", "--set", "server.prot=1"), "'server.port'"),
+        (("serve", "--engine", "pockt"), "'pocket'"),
+        (("serve", *SIMULATED, "--host", "0.0.0.0"), "auth.keys"),
+        (("serve", *SIMULATED, "--port", "many"), "server.port"),
+        (("serve", "--config", "/nonexistent.toml"), "/nonexistent.toml"),
+        (("say", "--url", "ws://127.0.0.1:1", "-o", "x.wav", "Hello."), "is the server running"),
+    ],
+)
+def test_mistakes(arguments: tuple[str, ...], advice: str, tmp_path: Path) -> None:
+    """What cannot work is one line that says what to change, and exit code 1."""
+    finished = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    assert finished.returncode == 1
+    assert finished.stdout == ""
+    assert len(finished.stderr.splitlines()) == 1
+    assert finished.stderr.startswith("orpheus-ws: ")
+    assert advice in finished.stderr
+
+
+def test_usage() -> None:
+    """Wrong usage is exit code 2; help names the commands."""
+    assert run("speak").returncode == 2
+    assert run("say", "-o", "x.wav", text="  ").returncode == 2
+    help_text = run("--help").stdout
+    for name in ("serve", "say"):
+        assert name in help_text
+
+
+def test_a_drained_server_lets_speech_finish() -> None:
+    """SIGTERM in the middle of an utterance lets it finish; then the server exits with 0."""
+    slow = ("--set", "engine.options.step_seconds=0.02")
+    with serving(*slow) as (process, announced):
+        with subprocess.Popen(
+            command("say", "--url", announced["url"], "-o", "-", "A longer sentence, to be heard."),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as saying:
+            while not _speaking(announced):
+                assert saying.poll() is None
+            process.send_signal(signal.SIGTERM)
+            spoken, _ = saying.communicate(timeout=60)
+            assert saying.returncode == 0
+            assert len(spoken) > 20 * 4096
+        assert process.wait(timeout=30) == 0
+
+
+def _speaking(announced: dict[str, str]) -> bool:
+    with urllib.request.urlopen(announced["metrics"], timeout=10) as response:
+        return b'orpheus_live_contexts{state="speaking"} 1.0' in response.read()

@@ -1,0 +1,242 @@
+"""The client SDK against a real server."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from orpheus_ws import messages as m
+from orpheus_ws.client import connect
+from orpheus_ws.errors import ClientError, Disconnected, Refused, UtteranceFailed
+from tests.harness import server, turns_until
+
+SENTENCE = "The quick brown fox jumps over the lazy dog."
+STEPPED = "engine.options.step_seconds=0.01"
+ENDLESS = "engine.options.fault=never_stops"
+
+
+async def typed(*pieces: str) -> AsyncIterator[str]:
+    """Text as a language model writes it."""
+    for piece in pieces:
+        await asyncio.sleep(0)
+        yield piece
+
+
+async def test_speak() -> None:
+    """Iterating an utterance yields gapless audio; afterwards `result` says how it ended."""
+    async with server() as started, connect(started.address.url) as client:
+        utterance = client.speak(SENTENCE, lead_ms=10_000)
+        position = 0
+        async for chunk in utterance:
+            assert chunk.offset == position
+            position += len(chunk.pcm) // 2
+        assert isinstance(utterance.result, m.Done)
+        assert utterance.result.audio_ms == pytest.approx(position / 24)
+        assert utterance.sent_at is not None
+        assert utterance.first_byte_at is not None
+
+
+async def test_many_utterances_on_one_socket() -> None:
+    """A socket is used again and again, also by utterances that overlap."""
+    async with server() as started, connect(started.address.url) as client:
+
+        async def speak(text: str) -> int:
+            utterance = client.speak(text, lead_ms=10_000)
+            return sum([len(chunk.pcm) async for chunk in utterance])
+
+        assert await speak(SENTENCE) > 0
+        sizes = await asyncio.gather(*(speak(SENTENCE[: 4 * n]) for n in range(2, 8)))
+        assert sizes == sorted(sizes)
+        assert started.admission.active == 1
+
+
+async def test_streamed_text() -> None:
+    """Text may be an async iterator, and its pieces are joined as they are."""
+    async with server() as started, connect(started.address.url) as client:
+        utterance = client.speak(
+            typed("It costs 2.", "5 mil", "lion. Not ", "more."), lead_ms=10_000
+        )
+        events = [event async for event in utterance.events()]
+    assert [event.text for event in events if isinstance(event, m.Segment)] == [
+        "It costs 2.5 million.",
+        "Not more.",
+    ]
+    assert isinstance(events[-1], m.Done)
+
+
+async def test_options_reach_the_server() -> None:
+    """Voice, encoding and the rest are those of the utterance."""
+    async with server() as started, connect(started.address.url) as client:
+        assert client.ready.voices == started.engine.voices
+        plain = client.speak("Hi.", sampling=m.Sampling(seed=1))
+        wide = client.speak("Hi.", sampling=m.Sampling(seed=1), encoding="pcm_f32le", voice="leo")
+        sizes = [sum([len(chunk.pcm) async for chunk in one]) for one in (plain, wide)]
+        assert sizes[1] == 2 * sizes[0]
+
+
+async def test_cancel() -> None:
+    """Cancelling ends the loop quietly, frees the engine and leaves the socket ready."""
+    async with server(STEPPED, ENDLESS) as started, connect(started.address.url) as client:
+        utterance = client.speak(SENTENCE)
+        chunks = 0
+        async for _ in utterance:
+            chunks += 1
+            if chunks == 1:
+                await utterance.cancel(played_ms=0)
+        assert isinstance(utterance.result, m.Cancelled)
+        assert utterance.result.text_remaining == SENTENCE
+        await turns_until(lambda: started.engine.statistics().active == 0)
+        short = client.speak(SENTENCE, sampling=m.Sampling(max_tokens=70))
+        assert [chunk async for chunk in short]
+
+
+async def test_leaving_the_loop_cancels() -> None:
+    """Breaking out of the loop, or cancelling its task, stops the server's engine."""
+    async with server(STEPPED, ENDLESS) as started, connect(started.address.url) as client:
+        async for _ in client.speak(SENTENCE):
+            break
+        gc.collect()
+        await turns_until(lambda: started.engine.statistics().active == 0)
+
+        async def listen() -> None:
+            async for _ in client.speak(SENTENCE):
+                heard.set()
+
+        heard = asyncio.Event()
+        task = asyncio.create_task(listen())
+        await heard.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await turns_until(lambda: started.engine.statistics().active == 0)
+
+
+async def test_errors_of_the_server() -> None:
+    """An `error` becomes UtteranceFailed with its code; the client goes on."""
+    async with server() as started, connect(started.address.url) as client:
+        with pytest.raises(UtteranceFailed, match="unknown_voice") as failed:
+            async for _ in client.speak(SENTENCE, voice="nobody"):
+                pass
+        assert (failed.value.wire_code, failed.value.can_retry) == ("unknown_voice", False)
+        assert [chunk async for chunk in client.speak("Hi.")]
+
+
+async def test_errors_of_the_text() -> None:
+    """What the text's iterator raises comes out of the loop, and the utterance is cancelled."""
+
+    async def broken() -> AsyncIterator[str]:
+        yield "The beginning of a sentence. And more"
+        raise LookupError("the model has gone")
+
+    async with server(STEPPED, ENDLESS) as started, connect(started.address.url) as client:
+        with pytest.raises(LookupError, match="has gone"):
+            async for _ in client.speak(broken()):
+                pass
+        await turns_until(lambda: started.engine.statistics().active == 0)
+
+
+async def test_nothing_to_say() -> None:
+    """Text without words is an utterance without audio."""
+    async with server() as started, connect(started.address.url) as client:
+        utterance = client.speak(" … ")
+        assert [chunk async for chunk in utterance] == []
+        assert isinstance(utterance.result, m.Done)
+        assert utterance.result.reason == "empty"
+
+
+async def test_text_that_cannot_be_encoded() -> None:
+    """Half a surrogate pair, as cut JSON has it, is left out instead of failing the utterance."""
+    async with server() as started, connect(started.address.url) as client:
+        assert [chunk async for chunk in client.speak("Hi \ud83d there.")]
+
+
+async def test_long_text() -> None:
+    """Text longer than a message may be is sent in pieces."""
+    async with (
+        server("limits.message_bytes=5000") as started,
+        connect(started.address.url) as client,
+    ):
+        utterance = client.speak("one two three four " * 500)
+        async for _ in utterance:
+            break
+        assert utterance.sent_at is not None
+
+
+async def test_refused() -> None:
+    """A refused handshake is Refused with its status, and Retry-After when the server is full."""
+    async with server("auth.keys.a=right", "engine.capacity=1") as started:
+        with pytest.raises(Refused) as wrong_key:
+            async with connect(started.address.url, api_key="wrong"):
+                pass
+        assert (wrong_key.value.status, wrong_key.value.retry_after) == (401, None)
+        async with connect(started.address.url, api_key="right"):
+            with pytest.raises(Refused) as full:
+                async with connect(started.address.url, api_key="right"):
+                    pass
+        assert (full.value.status, full.value.retry_after) == (503, 1.0)
+
+
+async def test_unreachable() -> None:
+    """No server, a wrong address and a server of something else are ClientError with advice."""
+    with pytest.raises(ClientError, match="is the server running"):
+        async with connect("ws://127.0.0.1:1/v1/tts"):
+            pass
+    with pytest.raises(ClientError):
+        async with connect("http://127.0.0.1:1"):
+            pass
+
+    async def babble(socket: ServerConnection) -> None:
+        await socket.send("hello")
+        await socket.wait_closed()
+
+    async with serve(babble, "127.0.0.1", 0, subprotocols=None) as other:
+        port = other.sockets[0].getsockname()[1]
+        with pytest.raises(ClientError, match="does not speak this protocol"):
+            async with connect(f"ws://127.0.0.1:{port}"):
+                pass
+
+
+async def test_lost_socket() -> None:
+    """When the socket is lost, what is being spoken and what comes after raise Disconnected."""
+    async with server(STEPPED, ENDLESS) as started, connect(started.address.url) as client:
+        utterance = client.speak(SENTENCE)
+
+        async def listen() -> None:
+            async for _ in utterance:
+                for connection in started._connections:
+                    connection._socket.transport.abort()
+
+        with pytest.raises(Disconnected):
+            await listen()
+        with pytest.raises(Disconnected):
+            async for _ in client.speak(SENTENCE):
+                pass
+
+
+async def test_close_code_is_told() -> None:
+    """The code with which the server closed is in the error."""
+    async with (
+        server("limits.idle_seconds=0.05") as started,
+        connect(started.address.url) as client,
+    ):
+        await client.wait_closed()
+        with pytest.raises(Disconnected, match="1001 idle") as lost:
+            async for _ in client.speak(SENTENCE):
+                pass
+    assert lost.value.received_code == 1001
+
+
+def test_the_client_is_light() -> None:
+    """Importing the client loads neither torch nor numpy nor anything of the server."""
+    program = (
+        "import sys, orpheus_ws.client; "
+        "print([n for n in sys.modules if n.split('.')[0] in "
+        "('torch','numpy','snac','hibari','prometheus_client','uvloop')])"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert output.strip() == "[]"
