@@ -1,0 +1,175 @@
+"""The documentation says what the code does, and its examples run."""
+
+import asyncio
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from orpheus_ws import config, errors, session
+from orpheus_ws import messages as m
+from orpheus_ws.context import MAX_FLUSHES
+from orpheus_ws.tokens import TAGS
+from tests.harness import server
+
+ROOT = Path(__file__).parents[1]
+PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def table(first_column: str) -> list[list[str]]:
+    """Rows of all tables of the protocol page whose first heading is this, as cells."""
+    rows: list[list[str]] = []
+    for block in re.findall(rf"^\| {first_column} \|.*\n(?:\|.*\n)+", PROTOCOL, re.MULTILINE):
+        lines = block.splitlines()[2:]
+        rows += [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert rows
+    return rows
+
+
+def names(cell: str) -> list[str]:
+    """What stands between backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def kinds(union: object) -> dict[str, type[msgspec.Struct]]:
+    """Message classes by type."""
+    return {str(kind.__struct_config__.tag): kind for kind in get_args(union)}
+
+
+def test_every_message_is_documented() -> None:
+    """The tables name exactly the messages of both directions, with exactly their fields."""
+    documented = {names(row[0])[0]: row[1] for row in table("type")}
+    known = kinds(m.ClientMessage) | kinds(m.ServerMessage)
+    assert set(documented) == set(known)
+    for kind, cell in documented.items():
+        # `handle` stands for the context in the JSON protocol's binary frames only.
+        fields = set(known[kind].__struct_fields__) - ({"handle"} if kind == "audio" else set())
+        if kind == "config":
+            assert fields == set(m.Open.__struct_fields__) - {"context"}
+        else:
+            assert set(names(cell)) == fields
+
+
+def test_limits_of_ready_are_documented() -> None:
+    """The page lists every limit that `ready` announces."""
+    row = next(row for row in table("type") if row[0] == "`ready`")
+    assert set(m.Limits.__struct_fields__) <= set(names(row[2]))
+
+
+def bounds(kind: inspect.Type) -> tuple[Any, Any]:
+    """The numbers between which a field may be."""
+    parts = kind.types if isinstance(kind, inspect.UnionType) else [kind]
+    number = next(p for p in parts if isinstance(p, inspect.IntType | inspect.FloatType))
+    return number.ge, number.le
+
+
+@pytest.mark.parametrize("row", [row for row in table("field") if re.search(r"\d to \d", row[2])])
+def test_ranges_and_defaults(row: list[str]) -> None:
+    """Every range on the page is the schema's, and every default is the one that is used."""
+    low, high = re.search(r"([\d.]+) to ([\d.]+)", row[2]).groups()  # type: ignore[union-attr]
+    structs: dict[str, type[msgspec.Struct]] = {
+        "sampling": m.Sampling,
+        "segment": m.Segmentation,
+        "flush": m.Flush,
+        "ping": m.Ping,
+        "cancel": m.Cancel,
+    }
+    for name in names(row[0]):
+        section, _, field = name.rpartition(".")
+        info = inspect.type_info(structs.get(section, m.Open))
+        assert isinstance(info, inspect.StructType)
+        kind = next(f.type for f in info.fields if f.name == field)
+        if name == "context":
+            assert isinstance(kind, inspect.StrType)
+            assert (kind.min_length, kind.max_length) == (int(low), int(high))
+            continue
+        if section in ("flush", "ping"):
+            assert "128 characters" in row[2]
+            low, high = re.findall(r"\d+", row[2])[-2:]
+        assert bounds(kind) == (float(low), float(high))
+        if re.fullmatch(r"[\d.]+", row[1]):
+            assert getattr(m.Settings(voice="x"), field) == float(row[1])
+
+
+def test_error_codes() -> None:
+    """The page lists exactly the codes that errors can carry on the wire."""
+
+    def tree(kind: type[errors.OrpheusError]) -> set[str]:
+        return {kind.code}.union(*map(tree, kind.__subclasses__()))
+
+    documented = {names(row[0])[0] for row in table("code")}
+    assert documented == tree(errors.PeerError) | tree(errors.ServiceError)
+
+
+def test_close_codes_of_errors() -> None:
+    """Every close code that an error brings with it is on the page with the error's code."""
+
+    def tree(kind: type[errors.OrpheusError]) -> list[type[errors.OrpheusError]]:
+        return [kind, *(below for child in kind.__subclasses__() for below in tree(child))]
+
+    documented = {(int(row[0]), name) for row in table("close code") for name in names(row[1])}
+    closing = [kind for kind in tree(errors.OrpheusError) if kind.close_code is not None]
+    assert closing
+    for kind in closing:
+        assert (kind.close_code, kind.code) in documented
+
+
+def test_numbers_in_the_text() -> None:
+    """Numbers that the page mentions are those of the code."""
+    limits = config.LimitsConfig()
+    assert f"last {session.REMEMBERED_CONTEXTS} ids" in PROTOCOL
+    assert f"{MAX_FLUSHES} unanswered flushes" in PROTOCOL
+    assert f"without text for {limits.context_idle_seconds:g} s" in PROTOCOL
+    assert f"pings every {config.ServerConfig().ping_seconds:g} s" in PROTOCOL
+    assert f"read for {config.ServerConfig().write_seconds:g} s" in PROTOCOL
+    assert " ".join(f"<{tag}>" for tag in TAGS) in PROTOCOL
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links(page: Path) -> None:
+    """Links to files lead somewhere."""
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+async def test_the_readme_example() -> None:
+    """The client example of the README speaks: it prints its chunks and a result."""
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 20
+    async with server() as started:
+        program = example.replace("ws://127.0.0.1:8765/v1/tts", started.address.url)
+        output = io.StringIO()
+        scope: dict[str, Any] = {"__name__": "example"}
+        main_call = "asyncio.run(main())"
+        assert program.rstrip().endswith(main_call)
+        exec(program.replace(main_call, ""), scope)  # noqa: S102 - it is our own README
+        with contextlib.redirect_stdout(output):
+            await asyncio.wait_for(scope["main"](), 30)
+    lines = output.getvalue().splitlines()
+    assert re.fullmatch(r" +0\.00 s: \d+ bytes", lines[0])
+    assert "reason='end'" in lines[-1]
+
+
+def test_readme_commands() -> None:
+    """The commands of the README are targets of the Makefile."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^make ([a-z0-9-]+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_readme_configuration(tmp_path: Path) -> None:
+    """The configuration example of the README is accepted."""
+    (example,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    file = tmp_path / "server.toml"
+    file.write_text(example, encoding="utf-8")
+    loaded = config.load(file=file)
+    assert loaded.auth.keys == {"alice": "secret"}
+    assert loaded.engine.capacity == 8
