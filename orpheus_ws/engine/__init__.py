@@ -5,7 +5,7 @@ by name: `engine = "pocket"` imports `orpheus_ws.engine.pocket` and awaits its `
 a name with a dot is a module of somebody else's. Every engine passes `tests/conformance`.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -73,8 +73,18 @@ class Engine(Protocol):
         ...
 
 
+Opener = Callable[[EngineConfig], Awaitable[Engine]]
+
+
+def find_engine(config: EngineConfig) -> Opener:
+    """Import the engine that `config.name` names, without opening it.
+
+    Raises `StartupError` with what to do, before anything slow has begun.
+    """
+    opener: Opener = load_part("orpheus_ws.engine", config.name, extra=config.name).open_engine
+    return opener
+
+
 async def open_engine(config: EngineConfig) -> Engine:
     """Open the engine that `config.name` names. Raises `StartupError` with what to do."""
-    module = load_part("orpheus_ws.engine", config.name, extra=config.name)
-    engine: Engine = await module.open_engine(config)
-    return engine
+    return await find_engine(config)(config)

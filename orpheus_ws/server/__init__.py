@@ -23,7 +23,7 @@ from orpheus_ws.codec import open_decoder
 from orpheus_ws.codec.loop import CodecLoop
 from orpheus_ws.config import Config, ServerConfig
 from orpheus_ws.context import Moved
-from orpheus_ws.engine import Engine, open_engine
+from orpheus_ws.engine import Engine, find_engine
 from orpheus_ws.errors import StartupError
 from orpheus_ws.metrics import Metrics, clock
 from orpheus_ws.server import auth
@@ -182,6 +182,7 @@ async def _open_parts(
 ) -> tuple[Engine, CodecLoop]:
     """Open codec and engine, in this order; `stack` closes them in reverse."""
     slots = config.codec.slots or (config.engine.capacity or DEFAULT_CODEC_SLOTS) + PROBE_SLOTS
+    open_engine = find_engine(config.engine)
     codec_config = msgspec.structs.replace(config.codec, slots=slots)
     codec = await CodecLoop.start(lambda: open_decoder(codec_config), stepped=metrics.codec_stepped)
     stack.push_async_callback(codec.close)
