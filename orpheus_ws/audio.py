@@ -16,6 +16,7 @@ from orpheus_ws.errors import UnsupportedFormat
 from orpheus_ws.tokens import SAMPLE_RATE
 
 Samples = NDArray[np.float32]
+"""Mono, 24 kHz, nominally within ±1."""
 
 AUDIBLE: Final = 0.01
 """Samples below this (−40 dB) are silence: the embedded voice idles below −46 dB, and Orpheus's

@@ -1,7 +1,7 @@
 """The command line: the only reader of arguments and environment.
 
-Rule: commands parse, call, and print; what they do is elsewhere. Results go to standard output, logs
-and progress to standard error. Exit codes: 0 done, 1 it did not work (one line says why), 2 wrong
+Rule: commands parse, call, and print; what they do is elsewhere. What a program may read goes to
+standard output, logs and what is for people to standard error. Exit codes: 0 done, 1 it did not work (one line says why), 2 wrong
 usage.
 """
 
@@ -35,7 +35,7 @@ from orpheus_ws.tokens import SAMPLE_RATE
 API_KEY_VARIABLE: Final = "ORPHEUS_API_KEY"
 DEFAULT_URL: Final = "ws://127.0.0.1:8765/v1/tts"
 FILE_LEAD_MS: Final = 10_000
-"""A file is not listened to while it is written, so the server may run ahead as far as it likes."""
+"""A file is not listened to while it is written: the most the protocol lets the server run ahead."""
 PLAYERS: Final = (
     ("ffplay", "-v", "quiet", "-nodisp", "-autoexit", "-f", "s16le", "-ar", "24000", "-i", "-"),
     ("aplay", "-q", "-t", "raw", "-f", "S16_LE", "-r", "24000", "-c", "1"),
@@ -123,7 +123,10 @@ def _run(main: Coroutine[None, None, None]) -> None:
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What `say` measured. Times are from handing over the text."""
+    """What `say` measured. Times are from handing over the text.
+
+    The real-time factor is audio over time until the server began to wait for the listener.
+    """
 
     time_to_first_byte_ms: float
     time_to_first_audio_ms: float | None
@@ -183,6 +186,8 @@ async def _say(
 ) -> Report:
     first_byte = first_audio = None
     samples = 0
+    lead = 2.0 if aloud else FILE_LEAD_MS / 1000
+    factor = 0.0
     async with connect(url, api_key=api_key) as client:
         utterance = client.speak(
             text,
@@ -197,14 +202,16 @@ async def _say(
             if first_audio is None and np.any(np.abs(pcm / 32767.0) >= AUDIBLE):
                 first_audio = now
             samples += len(pcm)
-            finished = now
+            seconds = samples / SAMPLE_RATE
+            if factor == 0.0 or seconds - now < lead - 1.0:
+                factor = seconds / now
             await asyncio.to_thread(write, chunk.pcm)
     if first_byte is None:
         raise ClientError("the server found nothing to say in this text")
     return Report(
         time_to_first_byte_ms=first_byte * 1000,
         time_to_first_audio_ms=None if first_audio is None else first_audio * 1000,
-        real_time_factor=samples / SAMPLE_RATE / finished,
+        real_time_factor=factor,
         audio_seconds=samples / SAMPLE_RATE,
     )
 
@@ -243,10 +250,14 @@ def _player() -> Iterator[Callable[[bytes], object]]:
     if command is None:
         names = ", ".join(player[0] for player in PLAYERS)
         raise ClientError(f"no program to play sound was found ({names}); use -o FILE")
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+    try:
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            assert process.stdin is not None
             yield process.stdin.write
+    except BrokenPipeError as error:
+        raise ClientError(f"{command[0]} stopped playing; use -o FILE") from error
+    if process.returncode != 0:
+        raise ClientError(f"{command[0]} could not play (exit {process.returncode}); use -o FILE")
 
 
 @contextlib.contextmanager

@@ -15,16 +15,12 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from itertools import count
 from typing import Final
+from urllib.parse import urlsplit
 
 from msgspec import UNSET, UnsetType
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_websocket
-from websockets.exceptions import (
-    ConnectionClosed,
-    InvalidHandshake,
-    InvalidStatus,
-    InvalidURI,
-)
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.typing import Subprotocol
 
 from orpheus_ws import messages as m
@@ -58,10 +54,12 @@ async def connect(
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
             open_timeout=open_timeout,
+            # A proxy from the environment is for other hosts.
+            proxy=None if _is_loopback(url) else True,
         )
     except InvalidStatus as error:
         raise _refused(error) from error
-    except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as error:
+    except (OSError, ImportError, WebSocketException) as error:
         raise ClientError(
             "cannot open the socket: is the server running, and is the URL like "
             "ws://host:port/v1/tts?"
@@ -97,6 +95,8 @@ class Utterance:
         self._client = client
         self._opening = opening
         self._text = text
+        self._opened = False
+        self._cancel: m.Cancel | None = None
         self._inbox: asyncio.Queue[m.ServerMessage | Exception] = asyncio.Queue()
 
     async def __aiter__(self) -> AsyncGenerator[m.Audio, None]:
@@ -130,8 +130,12 @@ class Utterance:
         """Stop speaking (barge-in). `played_ms`, if known, is how much the listener heard.
 
         The loop over the utterance ends once the server has confirmed; no audio comes after that.
+        An utterance that was cancelled before it is iterated says nothing. Raises `Disconnected`.
         """
-        await self._client.send(m.Cancel(context=self.context, played_ms=played_ms))
+        self._cancel = m.Cancel(context=self.context, played_ms=played_ms)
+        if self._opened:
+            await self._client.send(self._cancel)
+        # Otherwise it follows the opening, without which the server would not know what to cancel.
 
     def deliver(self, message: m.ServerMessage | Exception) -> None:
         """The client's reader has something for this utterance."""
@@ -148,6 +152,10 @@ class Utterance:
     async def _send_text(self) -> None:
         try:
             await self._client.send(self._opening)
+            self._opened = True
+            if self._cancel is not None:
+                await self._client.send(self._cancel)
+                return
             async for piece in _pieces(self._text):
                 await self._client.send(m.Text(context=self.context, text=piece))
                 self.sent_at = time.monotonic()
@@ -185,7 +193,8 @@ class Client:
         """Prepare to speak `text`, whole or as it is written; what is unset is the server's default.
 
         Pieces are put together as they are, so they bring their own spaces. Nothing is sent before
-        the utterance is iterated.
+        the utterance is iterated. More than `ready.limits.text_chars` characters at once are refused
+        with `text_too_long`; give longer text piece by piece as it is spoken.
         """
         opening = m.Open(
             context=f"u{next(self._numbers)}",
@@ -247,8 +256,8 @@ class Client:
             case m.Error():
                 error = UtteranceFailed(
                     f"{message.code}: {message.message}",
-                    wire_code=message.code,
-                    can_retry=message.retryable,
+                    code=message.code,
+                    retryable=message.retryable,
                 )
                 self._deliver(message.context, error)
             case m.Ready() | m.Pong():
@@ -260,6 +269,11 @@ class Client:
         utterance = self._utterances.get(context or "")
         if utterance is not None:
             utterance.deliver(message)
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 async def _greeting(socket: ClientConnection, seconds: float) -> m.Ready:
@@ -309,5 +323,5 @@ def _disconnected(error: ConnectionClosed) -> Disconnected:
         return Disconnected("the connection was lost")
     return Disconnected(
         f"the server closed the socket: {close.code} {close.reason}".rstrip(),
-        received_code=close.code,
+        close_code=close.code,
     )

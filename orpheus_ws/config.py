@@ -9,11 +9,9 @@ Parts that are chosen by name (`engine.name`, `codec.name`) read their own `opti
 
 import difflib
 import importlib
-import pkgutil
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import msgspec
@@ -139,33 +137,45 @@ def read_options(options: Mapping[str, Any], schema: type[_T], where: str) -> _T
     return _convert(dict(options), schema, where=where)
 
 
-def load_part(package: str, name: str, *, extra: str) -> ModuleType:
-    """Import the part that the configuration names: a module of `package`, or a dotted name.
+def load_part(package: str, name: str, opener: str, *, extra: str) -> Any:
+    """Import the part that the configuration names and return its function `opener`.
 
-    Raises `StartupError` that says which name or which package is missing.
+    `name` is a module of `package`, or a dotted name. Raises `StartupError` that says which name or
+    which package is missing.
     """
     module_name = name if "." in name else f"{package}.{name}"
     kind = package.rpartition(".")[2]
     if not all(part.isidentifier() for part in name.split(".")):
         raise StartupError(f"{name!r} cannot be the name of a module; name the {kind} differently")
     try:
-        return importlib.import_module(module_name)
+        return getattr(importlib.import_module(module_name), opener)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing == module_name or module_name.startswith(f"{missing}."):
-            known = [module.name for module in pkgutil.iter_modules([str(_folder(package))])]
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
-            raise StartupError(
-                f"there is no {kind} {name!r}; the nearest is {near[0]!r}, and a dotted name is a "
-                "module of your own"
-            ) from error
+            raise StartupError(_no_such_part(package, name, opener)) from error
+        how = f"pip install {missing}" if "." in name else f"pip install 'orpheus-ws[{extra}]'"
+        raise StartupError(f"{kind} {name!r} needs the package {missing!r}: {how}") from error
+    except ImportError as error:
         raise StartupError(
-            f"{kind} {name!r} needs the package {missing!r}: pip install 'orpheus-ws[{extra}]'"
+            f"{kind} {name!r} cannot be imported; try: python -c 'import {module_name}'"
         ) from error
+    except AttributeError as error:
+        raise StartupError(_no_such_part(package, name, opener)) from error
 
 
-def _folder(package: str) -> Path:
-    return Path(__file__).parent.joinpath(*package.split(".")[1:])
+def _no_such_part(package: str, name: str, opener: str) -> str:
+    """Say that there is no such part, and which there are."""
+    folder = Path(__file__).parent.joinpath(*package.split(".")[1:])
+    known = [
+        file.stem
+        for file in sorted(folder.glob("[a-z]*.py"))
+        if f"def {opener}(" in file.read_text(encoding="utf-8")
+    ]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0)
+    return (
+        f"there is no {package.rpartition('.')[2]} {name!r}; the nearest is {near[0]!r}, and a "
+        f"dotted name is a module of your own with {opener}"
+    )
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

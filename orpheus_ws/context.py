@@ -146,9 +146,10 @@ class Context:
 
     def release_stalled(self, now: float) -> None:
         """Queue what may be spoken if the text has stalled for `max_delay_ms`."""
-        if self._stall_at is not None and self._stall_at <= now and not self._queue:
+        due = self._stall_at
+        if due is not None and due <= now and not self._queue:
             self._stall_at = None  # until more text comes there is nothing more to release
-            self._enqueue(self._segmenter.release(), now)
+            self._enqueue(self._segmenter.release(), due)
 
     @property
     def stall_at(self) -> float | None:

@@ -29,15 +29,13 @@ of other libraries are translated where they enter and go no further.
         └── UtteranceFailed  the server answered `error` (code, retryable)
 """
 
-from typing import ClassVar
-
 
 class OrpheusError(Exception):
     """Base of the tree. `str(error)` is safe to send to a client."""
 
-    code: ClassVar[str] = "internal"
-    close_code: ClassVar[int | None] = None
-    retryable: ClassVar[bool] = False
+    code: str = "internal"
+    close_code: int | None = None
+    retryable: bool = False
 
 
 class PeerError(OrpheusError):
@@ -164,15 +162,15 @@ class Disconnected(ClientError):
 
     retryable = True
 
-    def __init__(self, message: str, *, received_code: int | None = None) -> None:
+    def __init__(self, message: str, *, close_code: int | None = None) -> None:
         super().__init__(message)
-        self.received_code = received_code
+        self.close_code = close_code
 
 
 class UtteranceFailed(ClientError):
-    """The server ended the utterance with `error`. `wire_code` is its code."""
+    """The server ended the utterance with `error`; `code` and `retryable` are the server's."""
 
-    def __init__(self, message: str, *, wire_code: str, can_retry: bool) -> None:
+    def __init__(self, message: str, *, code: str, retryable: bool) -> None:
         super().__init__(message)
-        self.wire_code = wire_code
-        self.can_retry = can_retry
+        self.code = code
+        self.retryable = retryable

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from orpheus_ws import tokens
+
 ContextId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
@@ -24,6 +26,11 @@ SegmentMode = Literal["sentence", "clause", "flush"]
 MarkId = Annotated[str, Meta(max_length=128)] | Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """What `flush` and `ping` are answered with: text, or a number that every JSON library keeps."""
 PlayedMs = Annotated[float, Meta(ge=0, le=86_400_000)]
+
+TraceParent = Annotated[
+    str, Meta(pattern="^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$", max_length=55)
+]
+"""W3C Trace Context, version 00. It is logged, so it cannot be just any text."""
 
 ALL_CONTEXTS = "*"
 """In `cancel`, instead of a context's id."""
@@ -67,7 +74,7 @@ class Options(_Message, frozen=True, kw_only=True):
     segment: Segmentation | UnsetType = UNSET
     lead_ms: LeadMs | UnsetType = UNSET
     words: bool | UnsetType = UNSET
-    traceparent: Annotated[str, Meta(max_length=128)] | UnsetType = UNSET
+    traceparent: TraceParent | UnsetType = UNSET
 
 
 class Config(Options, frozen=True, kw_only=True, tag="config"):
@@ -248,7 +255,6 @@ class Pong(_Message, frozen=True, kw_only=True, tag="pong"):
     id: str | int
 
 
-Terminal = Done | Cancelled | Error
 ServerMessage = (
     Ready
     | Started
@@ -269,20 +275,16 @@ ServerMessage = (
 
 
 class Settings(_Base, frozen=True, kw_only=True):
-    """Options with every default filled in: what one context is spoken with.
-
-    The sampling defaults are the ones published with the model (temperature 0.6, top-p 0.8,
-    repetition penalty 1.1, below which it does not speak stably). 2048 tokens are 25 s.
-    """
+    """Options with every default filled in: what one context is spoken with."""
 
     voice: str
     encoding: str = "pcm_s16le"
-    sample_rate: int = 24_000
-    temperature: float = 0.6
-    top_p: float = 0.8
-    repetition_penalty: float = 1.1
+    sample_rate: int = tokens.SAMPLE_RATE
+    temperature: float = tokens.TEMPERATURE
+    top_p: float = tokens.TOP_P
+    repetition_penalty: float = tokens.REPETITION_PENALTY
     seed: int | None = None
-    max_tokens: int = 2048
+    max_tokens: int = tokens.MAX_TOKENS
     mode: SegmentMode = "sentence"
     max_delay_ms: int = 400
     lead_ms: int = 2000

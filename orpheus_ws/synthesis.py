@@ -19,7 +19,14 @@ from orpheus_ws.codec import Codec, CodecStream
 from orpheus_ws.engine import Engine, Prompt
 from orpheus_ws.errors import EngineFailed, NoAudio, OrpheusError
 from orpheus_ws.metrics import Metrics, Trace, clock
-from orpheus_ws.tokens import SAMPLE_RATE, SAMPLES_PER_FRAME, Frame, FrameAssembler, LoopDetector
+from orpheus_ws.tokens import (
+    FRAME_SECONDS,
+    SAMPLE_RATE,
+    SAMPLES_PER_FRAME,
+    Frame,
+    FrameAssembler,
+    LoopDetector,
+)
 
 STALL_SECONDS: Final = 30.0
 """An engine that says nothing for this long is given up; a full batch's prefill takes well below."""
@@ -56,16 +63,18 @@ class Synthesis:
         shaper: Shaper,
         encode: Callable[[Samples], bytes],
         trace: Trace,
+        room: Callable[[], float],
     ) -> AsyncGenerator[Chunk, None]:
         """Yield the segment's audio; afterwards `trace.reason` says how it ended.
 
-        `shaper` is the context's and remembers the pause before. Raises `EngineFailed`, `Internal`
+        `shaper` is the context's and remembers the pause before; `room` tells how many seconds of
+        audio may be decoded now. Raises `EngineFailed`, `Internal`
         (the decode failed), and `NoAudio` when a second attempt with another seed gave no frame
         either. Use it under `contextlib.aclosing`; closing frees engine and codec.
         """
         for attempt in (prompt, msgspec.structs.replace(prompt, seed=prompt.seed ^ 1)):
             segment = _Segment(self._engine, self._metrics, attempt, trace, self._stall_seconds)
-            async with contextlib.aclosing(segment.samples(self._codec)) as decoded:
+            async with contextlib.aclosing(segment.samples(self._codec, room)) as decoded:
                 async for samples in decoded:
                     shaped = shaper.feed(samples)
                     if len(shaped):
@@ -93,14 +102,16 @@ class _Segment:
         self._stall_seconds = stall_seconds
         self._assembler = FrameAssembler()
 
-    async def samples(self, codec: Codec) -> AsyncGenerator[Samples, None]:
+    async def samples(
+        self, codec: Codec, room: Callable[[], float]
+    ) -> AsyncGenerator[Samples, None]:
         """Yield decoded samples until the segment is over; sets `trace.reason`."""
         trace = self._trace
         listener = _LoopListener(self.frames)
         stream = codec.open()
         feeder = asyncio.create_task(self._feed(stream))
         try:
-            while len(samples := await stream.take()):
+            while len(samples := await stream.take(int(room() / FRAME_SECONDS))):
                 if trace.first_samples_at is None:
                     trace.first_samples_at = clock()
                 yield samples

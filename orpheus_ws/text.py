@@ -34,6 +34,14 @@ _CLAUSE_CANDIDATE: Final = re.compile(
 )
 _TOKEN: Final = re.compile(r"\S+")
 _BLANK_LINE: Final = "\n\n"
+_END_MARKS: Final = frozenset(_ENDS)
+_LOWER: Final = "a-zß-öø-ÿ"
+# A lowercase word of two letters or more, whole, and end punctuation.
+_JOINED: Final = re.compile(rf"(?<![^\W\d_])[{_LOWER}]{{2,}}[{_ENDS}]\Z")
+# Nothing but letters in the last word: no address, no number, no initials.
+_ORDINARY_END: Final = re.compile(
+    rf"(?:^|\s)[\"“'‘(]*[^\W\d_][^\W\d_'’-]*[{_LOWER}][{_ENDS}]+[{re.escape(_CLOSERS)}]*\Z"
+)
 _TAG: Final = re.compile(r"<[/|]?\w[^<>\n]{0,62}>")
 _TAG_START: Final = re.compile(r"<[/|]?(?:\w[^<>\n]{0,62})?\Z")
 
@@ -74,7 +82,7 @@ class Segmenter:
             # A blank line always ends a sentence.
             while (blank := self._buffer.find(_BLANK_LINE)) >= 0:
                 self._cut_closed(blank + len(_BLANK_LINE), segments)
-        self._cut(len(self._buffer), closed=False, segments=segments)
+            self._cut(len(self._buffer), closed=False, segments=segments)
         return segments
 
     def flush(self) -> list[str]:
@@ -87,9 +95,9 @@ class Segmenter:
     def release(self) -> list[str]:
         """The text has stalled: return what can be spoken without cutting a word.
 
-        That is everything up to the last white space; also the last word when it ends a sentence
-        (end punctuation after two lowercase letters or more), for models that stop to think after a
-        sentence send the next white space with the next word. In flush mode it is nothing.
+        That is everything up to the last white space, and to the end if it certainly ends a
+        sentence: models that stop to think after one send the next space with the next word. In
+        flush mode it is nothing.
         """
         if self._mode == "flush":
             return []
@@ -97,7 +105,7 @@ class Segmenter:
             # Words after a `<` without its `>`: no tag of any model looks like this.
             self._append(self._clean("", final=True))
         end = len(self._buffer)
-        if self._raw or not _ends_lowercase_word(self._buffer.rstrip(_CLOSERS)):
+        if self._raw or not _ends_sentence(self._buffer):
             end = max(self._buffer.rfind(" "), self._buffer.rfind("\n")) + 1
         segments: list[str] = []
         self._cut_closed(end, segments)
@@ -133,14 +141,16 @@ class Segmenter:
         White space becomes one space, one line end, or two for a blank line. The joining rule turns
         `friend.How` into `friend. How`.
         """
-        tail = self._buffer[-3:]
-        self._buffer = self._buffer[: len(self._buffer) - len(tail)]
+        start = max(self._buffer.rfind(" "), self._buffer.rfind("\n")) + 1
+        self._buffer, tail = self._buffer[:start], self._buffer[start:]
         for character in text:
             if character.isspace():
-                tail = _with_space(tail, character)
+                self._buffer = _with_space(self._buffer + tail, character)
+                tail = ""
                 continue
-            if character.isupper() and _ends_lowercase_word(tail):
-                tail += " "
+            if character.isupper() and tail[-1:] in _END_MARKS and _JOINED.search(tail):
+                self._buffer += tail + " "
+                tail = ""
             tail += character
         self._buffer += tail
         self._measure()
@@ -273,9 +283,13 @@ def _milliseconds(character: str) -> int:
     return 150 if character in ".,;:!?'\"-()…" else 500
 
 
-def _ends_lowercase_word(text: str) -> bool:
-    """Whether it ends with end punctuation after a lowercase word of two letters or more."""
-    return text[-1:] in tuple(_ENDS) and text[-3:-2].islower() and text[-2:-1].islower()
+def _ends_sentence(text: str) -> bool:
+    """Whether a sentence certainly ends here: an ordinary word, end punctuation, no abbreviation."""
+    if not _ORDINARY_END.search(text):
+        return False
+    # A name may follow an abbreviation as well as a sentence, so the library must be sure.
+    *_, last = sentencex.segment("en", f"{text} Smith")
+    return bool(last == "Smith")
 
 
 def _with_space(text: str, space: str) -> str:

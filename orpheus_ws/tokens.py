@@ -25,13 +25,23 @@ AUDIO_END = AUDIO_BASE + CODES_PER_FRAME * CODEBOOK_SIZE
 
 SAMPLE_RATE = 24_000
 SAMPLES_PER_FRAME = 2048
-"""One frame is 85.33 ms, so real time is 11.72 frames or 82.03 tokens a second."""
+FRAME_SECONDS = SAMPLES_PER_FRAME / SAMPLE_RATE
+"""85.33 ms, so real time is 11.72 frames or 82.03 tokens a second."""
+LEVEL_SLOTS = ((0,), (1, 4), (2, 3, 5, 6))
+"""Which slots of a frame make up each of SNAC's three levels, coarse to fine."""
+
+# Sampling as published with the model; below this penalty it does not speak stably.
+TEMPERATURE = 0.6
+TOP_P = 0.8
+REPETITION_PENALTY = 1.1
+MAX_TOKENS = 2048
+"""25 s of speech; it degrades beyond about 30 s of one generation."""
 
 VOICES = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
 TAGS = ("laugh", "chuckle", "sigh", "cough", "sniffle", "groan", "yawn", "gasp")
 
 Frame = tuple[int, ...]
-"""Seven codes 0…4095 in slot order. SNAC's levels are slots [0], [1, 4] and [2, 3, 5, 6]."""
+"""Seven codes 0…4095 in slot order."""
 
 
 def prompt_ids(voice: str, text: str, encode: Callable[[str], Sequence[int]]) -> list[int]:

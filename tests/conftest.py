@@ -3,10 +3,13 @@
 Rule: no blocking call on an event loop, in any test; no configuration from the outside.
 """
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import uvloop
 from blockbuster import blockbuster_ctx
 
 from orpheus_ws.config import ENVIRONMENT_PREFIX
@@ -29,3 +32,19 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith((ENVIRONMENT_PREFIX, "ORPHEUS_API_KEY")):
             monkeypatch.delenv(name)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config,
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """What uses sockets is tested on asyncio's event loop and on uvloop, which production runs.
+
+    They order callbacks differently. Everything else runs on asyncio's alone.
+    """
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+        "asyncio": asyncio.SelectorEventLoop
+    }
+    if Path(item.path).name.startswith(("test_server", "test_client")):
+        factories["uvloop"] = uvloop.new_event_loop
+    return factories

@@ -120,7 +120,7 @@ async def test_errors_of_the_server() -> None:
         with pytest.raises(UtteranceFailed, match="unknown_voice") as failed:
             async for _ in client.speak(SENTENCE, voice="nobody"):
                 pass
-        assert (failed.value.wire_code, failed.value.can_retry) == ("unknown_voice", False)
+        assert (failed.value.code, failed.value.retryable) == ("unknown_voice", False)
         assert [chunk async for chunk in client.speak("Hi.")]
 
 
@@ -226,7 +226,7 @@ async def test_close_code_is_told() -> None:
         with pytest.raises(Disconnected, match="1001 idle") as lost:
             async for _ in client.speak(SENTENCE):
                 pass
-    assert lost.value.received_code == 1001
+    assert lost.value.close_code == 1001
 
 
 def test_the_client_is_light() -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orpheus_ws.codec import Decoder, Samples, Work, open_decoder
+from orpheus_ws.audio import Samples
+from orpheus_ws.codec import Decoder, Work, open_decoder
 from orpheus_ws.codec.loop import MAX_FRAMES_PER_JOB, CodecLoop
 from orpheus_ws.codec.simulated import periods, tone
 from orpheus_ws.config import CodecConfig
@@ -82,7 +83,7 @@ async def test_every_frame_once() -> None:
         stream.push(frames(*range(1, count + 1)))
         stream.finish()
         taken = []
-        while len(samples := await stream.take()):
+        while len(samples := await stream.take(MAX_FRAMES_PER_JOB)):
             taken.append(samples)
         stream.close()
         assert heard(taken) == list(range(1, count + 1))
@@ -94,8 +95,8 @@ async def loop_take_after_end(loop: CodecLoop) -> Samples:
     """What `take` gives on a finished, empty stream, asked twice."""
     stream = loop.open()
     stream.finish()
-    assert len(await stream.take()) == 0
-    again = await stream.take()
+    assert len(await stream.take(MAX_FRAMES_PER_JOB)) == 0
+    again = await stream.take(MAX_FRAMES_PER_JOB)
     stream.close()
     return again
 
@@ -126,7 +127,7 @@ def test_any_interleaving(seed: int, streams: int) -> None:
                 stream.finish()
 
             pushing = asyncio.create_task(push())
-            while len(samples := await stream.take()):
+            while len(samples := await stream.take(MAX_FRAMES_PER_JOB)):
                 taken.append(samples)
                 if leave_early:
                     break
@@ -151,7 +152,7 @@ async def test_nothing_is_decoded_unasked() -> None:
     stream = loop.open()
     stream.push(frames(*range(1, 30)))
     stream.finish()
-    assert heard([await stream.take()]) == list(range(1, MAX_FRAMES_PER_JOB))
+    assert heard([await stream.take(MAX_FRAMES_PER_JOB)]) == list(range(1, MAX_FRAMES_PER_JOB))
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(decoder.batches) == 1
@@ -168,7 +169,7 @@ async def test_streams_share_a_step() -> None:
     for number, stream in enumerate(streams):
         stream.push(frames(number + 1))
         stream.finish()
-        takes.append(asyncio.create_task(stream.take()))
+        takes.append(asyncio.create_task(stream.take(MAX_FRAMES_PER_JOB)))
         if number == 0:
             await turns_until(decoder.entered.is_set)
     await asyncio.sleep(0)
@@ -189,13 +190,13 @@ async def test_a_failed_decode_fails_only_its_step() -> None:
     unlucky.push(frames(13))
     unlucky.finish()
     with pytest.raises(Internal):
-        await unlucky.take()
+        await unlucky.take(MAX_FRAMES_PER_JOB)
     with pytest.raises(Internal):
-        await unlucky.take()
+        await unlucky.take(MAX_FRAMES_PER_JOB)
     unlucky.close()
     lucky.push(frames(1, 2))
     lucky.finish()
-    assert heard([await lucky.take()]) == [1, 2]
+    assert heard([await lucky.take(MAX_FRAMES_PER_JOB)]) == [1, 2]
     lucky.close()
     await loop.close()
 
@@ -208,7 +209,7 @@ async def test_a_reused_slot_is_fresh() -> None:
         decoder.entered.clear()
         decoder.go_on.clear()
         first.push(frames(7, 7, 7))
-        taking = asyncio.create_task(first.take())
+        taking = asyncio.create_task(first.take(MAX_FRAMES_PER_JOB))
         await turns_until(decoder.entered.is_set)
         first.close()
         second = loop.open()
@@ -217,7 +218,7 @@ async def test_a_reused_slot_is_fresh() -> None:
         decoder.go_on.set()
         with pytest.raises(Internal):
             await taking
-        assert heard([await second.take()]) == [1, 2, 3]
+        assert heard([await second.take(MAX_FRAMES_PER_JOB)]) == [1, 2, 3]
         second.close()
     await loop.close()
 
@@ -226,7 +227,7 @@ async def test_cancelling_a_take() -> None:
     """A cancelled `take` leaves a stream that can be closed, and a slot that can be used."""
     loop, _ = await start(slots=1)
     stream = loop.open()
-    taking = asyncio.create_task(stream.take())
+    taking = asyncio.create_task(stream.take(MAX_FRAMES_PER_JOB))
     await asyncio.sleep(0)
     taking.cancel()
     await asyncio.gather(taking, return_exceptions=True)
@@ -236,7 +237,7 @@ async def test_cancelling_a_take() -> None:
     following = loop.open()
     following.push(frames(2))
     following.finish()
-    assert heard([await following.take()]) == [2]
+    assert heard([await following.take(MAX_FRAMES_PER_JOB)]) == [2]
     following.close()
     await loop.close()
 
@@ -256,7 +257,7 @@ async def test_closing_the_loop() -> None:
     """Closing fails what is open, ends the thread, and may be repeated."""
     loop, _ = await start()
     stream = loop.open()
-    taking = asyncio.create_task(stream.take())
+    taking = asyncio.create_task(stream.take(MAX_FRAMES_PER_JOB))
     await asyncio.sleep(0)
     await loop.close()
     await loop.close()
@@ -297,7 +298,7 @@ async def test_steps_are_reported() -> None:
     stream = loop.open()
     stream.push(frames(*range(1, 21)))
     stream.finish()
-    while len(await stream.take()):
+    while len(await stream.take(MAX_FRAMES_PER_JOB)):
         pass
     stream.close()
     figures = loop.statistics()
@@ -313,7 +314,7 @@ async def test_the_simulated_decoder_tells_its_frames() -> None:
     sent: list[Frame] = [(1, 2, 3, 4, 5, 6, 7), (0,) * 7, (9, 0, 0, 0, 0, 0, 0)]
     stream.push(sent)
     stream.finish()
-    samples = await stream.take()
+    samples = await stream.take(MAX_FRAMES_PER_JOB)
     assert len(samples) == 3 * SAMPLES_PER_FRAME
     for frame, part in zip(sent, np.split(samples, 3), strict=True):
         np.testing.assert_array_equal(part, tone(periods(frame)))

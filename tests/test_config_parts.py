@@ -68,12 +68,18 @@ def test_read_options_mistakes(options: dict[str, object], expected: list[str]) 
 
 def test_load_part_finds_modules() -> None:
     """A plain name is a module of the package, a dotted name any module."""
-    simulated = load_part("orpheus_ws.engine", "simulated", extra="pocket")
-    assert simulated.__name__ == "orpheus_ws.engine.simulated"
-    assert (
-        load_part("orpheus_ws.engine", "json.decoder", extra="pocket")
-        is sys.modules["json.decoder"]
-    )
+    simulated = load_part("orpheus_ws.engine", "simulated", "open_engine", extra="pocket")
+    assert simulated.__module__ == "orpheus_ws.engine.simulated"
+    scanner = load_part("orpheus_ws.engine", "json.decoder", "scanstring", extra="pocket")
+    assert scanner is sys.modules["json.decoder"].scanstring
+
+
+def test_load_part_that_is_none() -> None:
+    """A module without the function is no part, and is not offered as the nearest one."""
+    with pytest.raises(StartupError, match="nearest is 'pocket'"):
+        load_part("orpheus_ws.engine", "pocket_encode", "open_engine", extra="pocket")
+    with pytest.raises(StartupError, match="no codec 'loop'"):
+        load_part("orpheus_ws.codec", "loop", "open_decoder", extra="codec")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +88,7 @@ def test_load_part_finds_modules() -> None:
 def test_load_part_unknown(name: str) -> None:
     """A part that does not exist is named, in a `StartupError`; a plain name is none of Python's."""
     with pytest.raises(StartupError) as caught:
-        load_part("orpheus_ws.engine", name, extra="pocket")
+        load_part("orpheus_ws.engine", name, "open_engine", extra="pocket")
     assert repr(name) in str(caught.value)
     assert "engine" in str(caught.value)
 
@@ -91,21 +97,21 @@ def test_load_part_unknown(name: str) -> None:
 def test_load_part_relative_name(name: str) -> None:
     """A name that starts with a dot is refused like any other that is no module's."""
     with pytest.raises(StartupError) as caught:
-        load_part("orpheus_ws.engine", name, extra="pocket")
+        load_part("orpheus_ws.engine", name, "open_engine", extra="pocket")
     assert repr(name) in str(caught.value)
 
 
 def test_load_part_names_the_missing_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part whose own import is missing says which package, and the extra that brings it."""
+    """A part whose own import is missing says which package to install."""
     (tmp_path / "custom_part").mkdir()
     (tmp_path / "custom_part" / "__init__.py").touch()
     (tmp_path / "custom_part" / "engine.py").write_text("import a_package_nobody_has.part\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(StartupError) as caught:
-        load_part("orpheus_ws.engine", "custom_part.engine", extra="trtllm")
+        load_part("orpheus_ws.engine", "custom_part.engine", "open_engine", extra="trtllm")
     monkeypatch.delitem(sys.modules, "custom_part")
     assert "'custom_part.engine'" in str(caught.value)
     assert "'a_package_nobody_has'" in str(caught.value)
-    assert "orpheus-ws[trtllm]" in str(caught.value)
+    assert "pip install a_package_nobody_has" in str(caught.value)

@@ -125,6 +125,55 @@ def test_number_cut() -> None:
     assert segments("It costs 2.", "5 million.") == ["It costs 2.5 million."]
 
 
+@pytest.mark.parametrize(
+    ("text", "released", "rest"),
+    [
+        ("Visit www.example.", ["Visit"], "com for more."),
+        ("Ask Mrs.", ["Ask"], " Jones."),
+        ("We met in Jan.", ["We met in"], " 2024."),
+        ("He said it was fine.", ["He said it was fine."], ""),
+        ('He said "yes!"', ['He said "yes!"'], ""),
+        ("Really?!", ["Really?!"], ""),
+        ("It is version v2.", ["It is version"], "5 now."),
+    ],
+)
+def test_a_stall_ends_only_what_has_ended(text: str, released: list[str], rest: str) -> None:
+    """pause-inside-word: the timer takes addresses, numbers and abbreviations for unfinished."""
+    segmenter = Segmenter()
+    assert segmenter.feed(text) == []
+    assert segmenter.release() == released
+    whole = " ".join([*released, *segmenter.feed(rest), *segmenter.flush()])
+    assert whole == " ".join((text + rest).split())
+
+
+@pytest.mark.parametrize(
+    ("text", "joined"),
+    [
+        ("Nice, friend.How are you", "Nice, friend. How are you"),
+        ("I use Vue.JS daily", "I use Vue.JS daily"),
+        ("The U.S.A is big", "The U.S.A is big"),
+        ("so.Then we", "so. Then we"),
+        ("I.Then", "I.Then"),
+        ("x2ok.Then", "x2ok. Then"),
+        ("sehr schön.Wir gehen", "sehr schön. Wir gehen"),
+    ],
+)
+def test_joining_rule(text: str, joined: str) -> None:
+    """A space is supplied after a wholly lowercase word of two letters or more, and only there."""
+    assert " ".join(segments(text)) == joined
+    assert " ".join(segments(*text)) == joined
+
+
+def test_flush_mode_never_cuts_before_a_flush() -> None:
+    """In flush mode nothing is spoken before the flush, not even more than a segment holds."""
+    segmenter = Segmenter("flush")
+    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"] * 50
+    assert segmenter.feed(" ".join(words)) == []
+    result = segmenter.flush()
+    assert len(result) > 1
+    assert " ".join(result).split() == words
+
+
 def test_number_cut_survives_a_stall() -> None:
     """number-cut: not even the timer takes `2.` for the end of a sentence."""
     segmenter = Segmenter()

@@ -28,6 +28,8 @@ from tests.wire_frames import (
     structs,
 )
 
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
 # Bounds -------------------------------------------------------------------------------------------
 
 
@@ -40,7 +42,7 @@ AT_THE_LIMIT = [
     *(segment(max_delay_ms=value) for value in (0, 5000)),
     *(segment(mode=value) for value in get_args(m.SegmentMode)),
     *(config(lead_ms=value) for value in (200, 10_000)),
-    *(config(traceparent=value) for value in ("", "t" * 128)),
+    *(config(traceparent=value) for value in (TRACEPARENT, TRACEPARENT.replace("1", "f"))),
     *(context(value) for value in ("c", "c" * 128, "é" * 128, "*")),
     *(flush(value) for value in ("", "f" * 128, 0, 2**53 - 1, None)),
     *(cancel(value) for value in (0, 0.0, 86_400_000, None)),
@@ -63,7 +65,10 @@ PAST_THE_LIMIT = [
     *(segment(max_delay_ms=value) for value in (-1, 5001, 0.5)),
     *(segment(mode=value) for value in ("", "Sentence", "word", 1, None)),
     *(config(lead_ms=value) for value in (199, 10_001)),
-    *(config(traceparent=value) for value in ("t" * 129, 5)),
+    *(
+        config(traceparent=value)
+        for value in ("", "words", TRACEPARENT + "0", TRACEPARENT.upper(), 5)
+    ),
     *(config(words=value) for value in (1, "true", None)),
     *(config(voice=value) for value in (1, None, ["tara"])),
     *(config(encoding=value) for value in (1, None)),

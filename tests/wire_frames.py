@@ -36,6 +36,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.lists(values(kind.item_type), max_size=3).map(tuple)
         case inspect.LiteralType():
             return st.sampled_from(kind.values)
+        case inspect.StrType(pattern=str(pattern)):
+            return st.from_regex(pattern, fullmatch=True)
         case inspect.StrType():
             return st.text(min_size=kind.min_length or 0, max_size=kind.max_length or 40)
         case inspect.IntType():

@@ -11,14 +11,9 @@ N frames give exactly N × 2048 samples, head and tail included, whatever the ch
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from orpheus_ws.audio import Samples
 from orpheus_ws.config import CodecConfig, load_part
 from orpheus_ws.tokens import Frame
-
-Samples = NDArray[np.float32]
-"""Mono, 24 kHz, nominally within ±1."""
 
 
 class Work(NamedTuple):
@@ -63,10 +58,10 @@ class CodecStream(Protocol):
         """No frame follows."""
         ...
 
-    async def take(self) -> Samples:
-        """Decode and return the next samples; empty after the last ones.
+    async def take(self, max_frames: int) -> Samples:
+        """Decode at most so many frames and return the next samples; empty after the last ones.
 
-        Not asking is how a slow listener holds the codec back. Cancelling is safe: the stream can
+        A decoder that looks ahead gives fewer samples at first and the rest at the end. Not asking is how a slow listener holds the codec back. Cancelling is safe: the stream can
         only be closed afterwards. Raises `Internal` when the decode failed.
         """
         ...
@@ -106,6 +101,6 @@ def open_decoder(config: CodecConfig) -> Decoder:
 
     Raises `StartupError` with what to do.
     """
-    module = load_part("orpheus_ws.codec", config.name, extra="codec")
-    decoder: Decoder = module.open_decoder(config)
+    opener = load_part("orpheus_ws.codec", config.name, "open_decoder", extra="codec")
+    decoder: Decoder = opener(config)
     return decoder

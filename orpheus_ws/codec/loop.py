@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from orpheus_ws.codec import CodecStatistics, CodecStream, Decoder, Samples, Work
+from orpheus_ws.audio import Samples
+from orpheus_ws.codec import CodecStatistics, CodecStream, Decoder, Work
 from orpheus_ws.errors import Internal, OrpheusError, Overloaded
 from orpheus_ws.tokens import Frame
 
@@ -132,12 +133,13 @@ class CodecLoop:
         batch: list[_Job] = []
         job = self._jobs.get()
         while job is not None:
-            if not job.stream.closed:
-                batch.append(job)
+            batch.append(job)
             try:
                 job = self._jobs.get_nowait()
             except queue.Empty:
-                return sorted(batch, key=lambda job: not job.fresh)
+                # Only now: a slot's next stream cannot have a job before its last one is closed.
+                live = [job for job in batch if not job.stream.closed]
+                return sorted(live, key=lambda job: not job.fresh)
         return None
 
     def _step(self, decoder: Decoder, batch: list[_Job]) -> None:
@@ -187,6 +189,7 @@ class _Stream:
         self._fresh = True
         self._busy = False
         self._finishing = False  # the job under way is the last one
+        self._budget = MAX_FRAMES_PER_JOB
         self._waiter: asyncio.Future[Samples] | None = None
 
     def push(self, frames: Sequence[Frame]) -> None:
@@ -199,7 +202,7 @@ class _Stream:
         self._finished = True
         self._dispatch()
 
-    async def take(self) -> Samples:
+    async def take(self, max_frames: int) -> Samples:
         """See `CodecStream`."""
         if self._failed or self.closed:
             raise Internal("the audio could not be decoded")
@@ -207,6 +210,7 @@ class _Stream:
             return _EMPTY
         waiter: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
+        self._budget = max(1, min(max_frames, MAX_FRAMES_PER_JOB))
         self._dispatch()
         return await waiter
 
@@ -244,8 +248,10 @@ class _Stream:
         enough = self._loop.lookahead_frames if self._fresh else 1
         if not self._finished and len(self._frames) < max(1, enough):
             return
-        frames = self._frames[:MAX_FRAMES_PER_JOB]
-        del self._frames[:MAX_FRAMES_PER_JOB]
+        # A decoder that looks ahead has nothing to give before it has seen that much.
+        budget = max(self._budget, enough)
+        frames = self._frames[:budget]
+        del self._frames[:budget]
         self._finishing = self._finished and not self._frames
         self._busy = True
         work = Work(self.slot, frames, self._finishing)

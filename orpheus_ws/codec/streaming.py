@@ -13,7 +13,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -24,17 +24,15 @@ from snac.layers import NoiseBlock
 from torch import nn
 from torch.nn.utils import parametrize
 
-from orpheus_ws.codec import Decoder, Samples, Work
+from orpheus_ws.audio import Samples
+from orpheus_ws.codec import Decoder, Work
 from orpheus_ws.config import CodecConfig, read_options
 from orpheus_ws.errors import StartupError
-from orpheus_ws.tokens import CODEBOOK_SIZE, SAMPLE_RATE, SAMPLES_PER_FRAME, Frame
+from orpheus_ws.tokens import CODEBOOK_SIZE, LEVEL_SLOTS, SAMPLE_RATE, SAMPLES_PER_FRAME, Frame
 
 RADIUS: Final = 4757
 """Samples on either side that a sample depends on, from the strides and kernels of SNAC's 24 kHz
 decoder: 1536 + 256 + 2496 + 32 + 312 + 4 + 78 + 1 + 39 + 3, layer by layer."""
-
-_LEVEL_SLOTS: Final = ((0,), (1, 4), (2, 3, 5, 6))
-"""Which of a frame's seven slots make up each of SNAC's three levels."""
 
 _EMPTY: Final[Samples] = np.zeros(0, np.float32)
 
@@ -43,14 +41,21 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`codec.options`: the device, and how many CPU threads a step may use."""
 
     device: str = "cpu"
-    threads: int = 1
+    threads: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 def open_decoder(config: CodecConfig) -> Decoder:
     """Load the weights. Raises `StartupError`."""
     options = read_options(config.options, Options, "codec.options")
     torch.set_num_threads(options.threads)
-    model = load_model(config.weights).to(options.device)
+    model = load_model(config.weights)
+    try:
+        model = model.to(options.device)
+    except Exception as error:
+        raise StartupError(
+            f"the codec cannot use the device {options.device!r} ({type(error).__name__}): set "
+            "codec.options.device to one that torch sees, such as 'cpu' or 'cuda'"
+        ) from error
     return WindowDecoder(model, slots=config.slots or 8)
 
 
@@ -67,18 +72,16 @@ def load_model(weights: str) -> nn.Module:
         config = json.loads((root / "config.json").read_text(encoding="utf-8"))
         model: nn.Module = snac.SNAC(**config)
         missing, unexpected = model.load_state_dict(_state(root), strict=False)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        shape = (config["sampling_rate"], config["vq_strides"], config["codebook_size"])
+    except Exception as error:
+        # What a broken file raises depends on where it is broken.
         raise StartupError(
             f"cannot load the codec from {weights!r} ({type(error).__name__}): give 'pocket' or a "
             "directory with SNAC's config.json and model.safetensors or pytorch_model.bin"
         ) from error
     if unexpected or any(not name.startswith("encoder.") for name in missing):
         raise StartupError(f"the checkpoint in {weights!r} does not fit its config.json")
-    if (config["sampling_rate"], config["vq_strides"], config["codebook_size"]) != (
-        SAMPLE_RATE,
-        [4, 2, 1],
-        CODEBOOK_SIZE,
-    ):
+    if shape != (SAMPLE_RATE, [4, 2, 1], CODEBOOK_SIZE):
         raise StartupError(f"the codec in {weights!r} is not SNAC's 24 kHz model with three levels")
     return prepare(model)
 
@@ -114,7 +117,7 @@ def _decode(model: nn.Module, windows: Sequence[Sequence[Frame]]) -> Samples:
     """Decode windows of equal length: (B, T) frames → (B, T × 2048) samples."""
     device = next(model.parameters()).device
     codes = torch.tensor(np.asarray(windows, np.int64), device=device)
-    levels = [codes[:, :, slots].flatten(1) for slots in map(list, _LEVEL_SLOTS)]
+    levels = [codes[:, :, slots].flatten(1) for slots in map(list, LEVEL_SLOTS)]
     with torch.inference_mode():
         audio = model.decode(levels)  # type: ignore[operator]  # snac has no types
     samples: Samples = audio[:, 0].float().cpu().numpy()

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from orpheus_ws import tokens
 from orpheus_ws.config import EngineConfig, load_part
 
 
@@ -19,10 +20,10 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     voice: str
     seed: int
-    temperature: float = 0.6
-    top_p: float = 0.8
-    repetition_penalty: float = 1.1
-    max_tokens: int = 2048
+    temperature: float = tokens.TEMPERATURE
+    top_p: float = tokens.TOP_P
+    repetition_penalty: float = tokens.REPETITION_PENALTY
+    max_tokens: int = tokens.MAX_TOKENS
 
 
 class EngineStatistics(NamedTuple):
@@ -35,7 +36,7 @@ class EngineStatistics(NamedTuple):
     steps: int
     """Steps of the whole batch since start."""
     tokens: int
-    """Ids handed out since start."""
+    """Ids generated since start."""
 
 
 class Engine(Protocol):
@@ -81,7 +82,7 @@ def find_engine(config: EngineConfig) -> Opener:
 
     Raises `StartupError` with what to do, before anything slow has begun.
     """
-    opener: Opener = load_part("orpheus_ws.engine", config.name, extra=config.name).open_engine
+    opener: Opener = load_part("orpheus_ws.engine", config.name, "open_engine", extra=config.name)
     return opener
 
 

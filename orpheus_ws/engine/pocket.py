@@ -6,7 +6,7 @@ codec's encoder turns it into frames in blocks that start small, so that the fir
 before the rest is encoded. It is for development, tests and demonstrations: it is not Orpheus, and
 `temperature`, `top_p` and `repetition_penalty` mean nothing to it.
 
-Orpheus's tags (`<laugh>`) are left out rather than read aloud. Text without a sound in English, such
+Orpheus's tags (`<laugh>`) are left out rather than read aloud; tags alone are a short silence. Text without a sound in English, such
 as an emoji, gives end of speech alone.
 """
 
@@ -48,6 +48,9 @@ MAX_PASSAGE_CHARS: Final = 400
 # digits. The longest words of English have fewer letters.
 MAX_WORD_CHARS: Final = 36
 
+TAG_PAUSE: Final = np.zeros(4 * tokens.SAMPLES_PER_FRAME, np.float32)
+"""What is heard of a segment that has tags alone: nothing, but it is no failure."""
+
 # Contains a rare word, so that hibari also loads the model that it reads unknown words with.
 WARM_UP_TEXT: Final = "Orpheus hummed, zibblefrawk!"
 
@@ -77,6 +80,8 @@ class PocketVoice:
         """
         rng = np.random.default_rng(seed)
         sizes = chain(FIRST_BLOCKS, repeat(LATER_BLOCKS))
+        if _TAG.search(text) and not any(passages(text)):
+            yield from self._groups(TAG_PAUSE, sizes)
         for passage in passages(text):
             pronounced: list[str] = self._hibari.phonemize(passage)
             yield []
@@ -107,8 +112,7 @@ class PocketEngine:
         self._slots = asyncio.Semaphore(capacity)
         self._active = 0
         self._waiting = 0
-        # Written by the worker thread alone.
-        self._steps = 0
+        self._steps = 0  # written by the worker thread alone
         self._tokens = 0
 
     @property

@@ -73,7 +73,7 @@ class Server:
         self.metrics = metrics
         self.admission = Admission(engine.capacity)
         self.synthesis = Synthesis(engine, codec, metrics)
-        self.health = Health(engine, self.synthesis, self.admission)
+        self.health = Health(engine, codec, self.admission)
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
         self.wires = wires()
         self._connections: set[Connection] = set()
@@ -98,6 +98,9 @@ class Server:
         )
         self._connections.add(connection)
         self._empty.clear()
+        if self.admission.draining:
+            # Its handshake was under way when draining began.
+            connection.leave_when_idle()
         try:
             await connection.run(self._ready())
         finally:

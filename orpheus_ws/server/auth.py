@@ -51,6 +51,20 @@ def identify(auth: AuthConfig, headers: Headers, path: str, now: float) -> str |
     return None
 
 
+def allows_origin(auth: AuthConfig, headers: Headers) -> bool:
+    """Whether a browser's page may open a socket; programs send no Origin and always may.
+
+    With `origins` only those. Without, any page that knows a key; and without keys, only pages from
+    this very host, or else every page a developer visits could speak through his machine.
+    """
+    origin = headers.get("Origin")
+    if origin is None:
+        return True
+    if auth.origins or auth.keys:
+        return not auth.origins or origin in auth.origins
+    return origin.partition("://")[2] == headers.get("Host")
+
+
 def make_token(name: str, secret: str, *, expires: int, scope: str = SCOPE) -> str:
     """A token that lets its bearer connect as `name` until the Unix time `expires`."""
     payload = f"{_encode(name.encode())}.{expires}.{scope}"

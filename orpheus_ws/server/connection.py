@@ -24,7 +24,7 @@ from orpheus_ws.metrics import Metrics, Moment, clock
 from orpheus_ws.server.health import Health
 from orpheus_ws.session import Goodbye, Say, Session, Speak, Wait, error_message
 from orpheus_ws.synthesis import Chunk, Synthesis
-from orpheus_ws.tokens import SAMPLE_RATE, SAMPLES_PER_FRAME
+from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
 from orpheus_ws.wire import Wire
 
 _log = logging.getLogger("orpheus_ws.server")
@@ -38,6 +38,18 @@ class _Voice:
         self.shaper = Shaper()
         self.player = Player()
         self.encode = encoder(context.settings.encoding, context.settings.sample_rate)
+        self.lead = context.settings.lead_ms / 1000
+
+    def room(self) -> float:
+        """Seconds of audio that the listener may still get now."""
+        return self.lead - self.player.in_hand(clock())
+
+    def unheard(self) -> float:
+        """Seconds that were generated and will not be heard if nothing more is played."""
+        context = self.context
+        generated = context.trace.frames * SAMPLES_PER_FRAME - self.shaper.trimmed
+        sent = context.delivered / context.settings.sample_rate
+        return max(0.0, generated / SAMPLE_RATE - sent) + self.player.in_hand(clock())
 
 
 class Connection:
@@ -66,10 +78,10 @@ class Connection:
         self._news = asyncio.Event()
         self._voice: _Voice | None = None
         self._scope: asyncio.Timeout | None = None
-        self._interrupted_at: float | None = None
+        self._cancelled_at: float | None = None
         self._draining = False
         self._gone = False
-        self._opened_at = self._heard_at = clock()
+        self._opened_at = self._active_at = clock()
 
     async def run(self, ready: m.Ready) -> None:
         """Greet, then serve until either side closes."""
@@ -84,25 +96,29 @@ class Connection:
         except* SlowConsumer as errors:
             _log.info("slow consumer", extra={"error": str(errors.exceptions[0])})
             await self._abort(SlowConsumer.close_code or 1008, SlowConsumer.code)
-        except* OrpheusError as errors:
-            _log.error("socket failed", extra={"error": type(errors.exceptions[0]).__name__})
-            await self._socket.close(1011, "internal")
+        except* Exception as errors:  # noqa: BLE001 - said in the log, and to the peer as 1011
+            _log.error("socket failed", exc_info=errors.exceptions[0])
+            await self._socket.close(1011, Internal.code)
         finally:
             self._gone = True
             self._session.abandon()
 
+    def leave_when_idle(self) -> None:
+        """Close with 1012 as soon as nothing is open on the socket."""
+        self._draining = True
+        self._news.set()
+
     async def drain(self, deadline_ms: int) -> None:
         """Announce the end; the socket closes with 1012 once nothing is open on it."""
-        self._draining = True
         with contextlib.suppress(ConnectionClosed, SlowConsumer):
             await self._send(m.Draining(deadline_ms=deadline_ms))
-        self._news.set()
+        self.leave_when_idle()
 
     # Reading -------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         async for frame in self._socket:
-            self._heard_at = clock()
+            self._active_at = clock()
             try:
                 self._check_size(frame)
                 message = self._wire.decode_request(frame)
@@ -123,10 +139,14 @@ class Connection:
             raise MessageTooBig(f"send at most {self._limits.message_bytes} bytes in one message")
 
     def _interrupt_ended(self) -> None:
-        """Stop the speaker if what it speaks was cancelled or has failed."""
-        if self._voice is not None and not self._voice.context.live and self._scope is not None:
-            self._interrupted_at = self._heard_at
-            self._scope.reschedule(asyncio.get_running_loop().time())
+        """Stop the speaker, once, if what it speaks was cancelled or has failed."""
+        if self._scope is None or self._voice is None or self._voice.context.live:
+            return
+        # The scope may be due only once; until it is left, further messages find none.
+        scope, self._scope = self._scope, None
+        scope.reschedule(asyncio.get_running_loop().time())
+        if self._voice.context.state is State.CANCELLED:
+            self._cancelled_at = clock()
 
     # Speaking ------------------------------------------------------------------------------------
 
@@ -166,44 +186,36 @@ class Connection:
                 failure = Internal("the server failed; try again")
         finally:
             self._scope = None
-        if self._interrupted_at is not None:
-            self._metrics.cancel.observe(clock() - self._interrupted_at)
-            self._interrupted_at = None
+        if self._cancelled_at is not None:
+            self._metrics.cancel.observe(clock() - self._cancelled_at)
+            self._cancelled_at = None
         if failure is not None and context.live:
             await self._send(self._session.fail(context, failure))
 
     async def _segment(self, voice: _Voice, text: str) -> None:
         context, trace = voice.context, voice.context.trace
-        speech = self._synthesis.speak(_prompt(context, text), voice.shaper, voice.encode, trace)
-        sent_before, frames_before = context.delivered, trace.frames
+        speech = self._synthesis.speak(
+            _prompt(context, text), voice.shaper, voice.encode, trace, voice.room
+        )
         previous: float | None = None
-        complete = False
-        try:
-            async with contextlib.aclosing(speech) as chunks:
-                async for chunk in chunks:
-                    # Ended contexts are interrupted, but that takes a turn of the event loop.
-                    if not context.live:
-                        return
-                    if previous is None:
-                        await self._send(context.segment(text))
-                    previous = await self._send_chunk(voice, chunk, previous)
-                    await self._pace(voice)
-            complete = True
-        finally:
-            if not complete:
-                generated = (trace.frames - frames_before) * SAMPLES_PER_FRAME / SAMPLE_RATE
-                sent = (context.delivered - sent_before) / context.settings.sample_rate
-                unheard = max(0.0, generated - sent) + voice.player.in_hand(clock())
-                self._metrics.orphaned_seconds.inc(unheard)
+        async with contextlib.aclosing(speech) as chunks:
+            async for chunk in chunks:
+                # Ended contexts are interrupted, but that takes a turn of the event loop.
+                if not context.live:
+                    return
+                if previous is None:
+                    await self._send(context.segment(text))
+                previous = await self._send_chunk(voice, chunk, previous)
+                await self._pace(voice)
         if context.live:
             await self._end_segment(context, text, previous)
 
     async def _end_segment(self, context: Context, text: str, sent_at: float | None) -> None:
         """Account for a segment whose last sample was sent at `sent_at`."""
         trace = context.trace
-        trace.segments += 1
-        if trace.first_sentence_at is None:
-            trace.first_sentence_at = sent_at
+        if sent_at is not None:
+            trace.segments += 1
+            trace.first_sentence_at = trace.first_sentence_at or sent_at
         self._metrics.observe(trace, Moment.SEGMENT)
         await self._send_all(context.end_segment(text, trace.reason))
 
@@ -232,8 +244,8 @@ class Connection:
         return now
 
     async def _pace(self, voice: _Voice) -> None:
-        """Wait until the listener has no more than `lead_ms` in hand."""
-        surplus = voice.player.seconds_until(voice.context.settings.lead_ms / 1000, clock())
+        """Wait until the listener has room for a frame within `lead_ms`."""
+        surplus = voice.player.seconds_until(voice.lead - FRAME_SECONDS, clock())
         if surplus > 0:
             await asyncio.sleep(surplus)
 
@@ -247,7 +259,7 @@ class Connection:
                 await self._socket.close(1012, "restart")
                 return False
             session_end = self._opened_at + self._limits.session_seconds
-            idle_end = self._heard_at + self._limits.idle_seconds
+            idle_end = self._active_at + self._limits.idle_seconds
             if min(session_end, idle_end) <= now:
                 await self._socket.close(1001, "idle" if idle_end <= now else "session_expired")
                 return False
@@ -294,7 +306,14 @@ class Connection:
             self._metrics.ready(context.trace)
         if new in TERMINAL:
             trace = context.trace
+            self._active_at = clock()
             trace.outcome = "disconnected" if self._gone else new.name.lower()
+            if (
+                new is State.CANCELLED
+                and self._voice is not None
+                and self._voice.context is context
+            ):
+                self._metrics.orphaned_seconds.inc(self._voice.unheard())
             self._metrics.observe(trace, Moment.TERMINAL)
             _log.info("context ended", extra=_summary(context))
 

@@ -26,6 +26,7 @@ from orpheus_ws.server.health import Health
 from orpheus_ws.wire import Wire
 
 SPEECH_PATH: Final = "/v1/tts"
+JSON_TYPE: Final = "application/json"
 
 SEND_BUFFER_BYTES: Final = 65_536
 """The default on loopback swallows over a minute of audio before a write blocks."""
@@ -41,9 +42,11 @@ class AdmittedConnection(ServerConnection):
 
     admission: Admission | None = None
     """Who to give the slot back to; set when one is reserved."""
+    lost = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop exactly once for every accepted TCP connection."""
+        self.lost = True
         if self.admission is not None:
             self.admission.release(self)
         super().connection_lost(exc)
@@ -81,9 +84,10 @@ class Handshake:
             return _json(connection, 200, self._capacity())
         if path != SPEECH_PATH:
             return self._refuse(connection, 404, "path", f"there is {SPEECH_PATH} here")
-        origin = request.headers.get("Origin")
-        if origin is not None and self._access.origins and origin not in self._access.origins:
-            return self._refuse(connection, 403, "origin", "this origin is not allowed")
+        if not auth.allows_origin(self._access, request.headers):
+            return self._refuse(
+                connection, 403, "origin", "pages of this origin are not listed in auth.origins"
+            )
         name = auth.identify(self._access, request.headers, request.path, time.time())
         if name is None:
             response = self._refuse(
@@ -98,8 +102,11 @@ class Handshake:
     ) -> Response | None:
         """Reserve the slot of an upgrade that nothing else refuses; 503 when there is none."""
         if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
-            return None
+            return self._explained(connection, response)
         assert isinstance(connection, AdmittedConnection)
+        if connection.lost:
+            # The client left during the handshake. A slot taken now would never come back.
+            return None
         if self._admission.reserve(connection):
             connection.admission = self._admission
             return None
@@ -124,6 +131,18 @@ class Handshake:
             raise NegotiationError(f"use one of the subprotocols {', '.join(self._wires)}")
         return None
 
+    def _explained(self, connection: ServerConnection, response: Response) -> Response | None:
+        """A refusal of the library's (no upgrade, no subprotocol in common) as one of ours."""
+        if response.headers["Content-Type"] == JSON_TYPE:
+            return None
+        subprotocols = " or ".join(self._wires)
+        advice = f"open a WebSocket here, with the subprotocol {subprotocols}"
+        refusal = self._refuse(connection, response.status_code, "handshake", advice)
+        for name in ("Upgrade", "Sec-WebSocket-Version"):
+            if name in response.headers:
+                refusal.headers[name] = response.headers[name]
+        return refusal
+
     def _capacity(self) -> dict[str, object]:
         admission = self._admission
         return {
@@ -145,7 +164,7 @@ def _json(connection: ServerConnection, status: int, body: dict[str, object]) ->
         http.HTTPStatus(status), msgspec.json.encode(body).decode() + "\n"
     )
     del response.headers["Content-Type"]
-    response.headers["Content-Type"] = "application/json"
+    response.headers["Content-Type"] = JSON_TYPE
     return response
 
 

@@ -9,12 +9,16 @@ import asyncio
 import contextlib
 from typing import Final
 
+from prometheus_client import CollectorRegistry
+
 from orpheus_ws.audio import Shaper, encoder
+from orpheus_ws.codec import Codec
 from orpheus_ws.engine import Engine, Prompt
 from orpheus_ws.errors import OrpheusError
-from orpheus_ws.metrics import Trace, clock
+from orpheus_ws.metrics import Metrics, Trace, clock
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.synthesis import Synthesis
+from orpheus_ws.tokens import SAMPLE_RATE
 
 FRESH_SECONDS: Final = 5.0
 PROBE_SECONDS: Final = 5.0
@@ -24,16 +28,19 @@ _PROBE_TEXT: Final = "Ready."
 class Health:
     """Readiness of one engine and codec."""
 
-    def __init__(self, engine: Engine, synthesis: Synthesis, admission: Admission) -> None:
+    def __init__(self, engine: Engine, codec: Codec, admission: Admission) -> None:
         self._engine = engine
-        self._synthesis = synthesis
+        # What a probe speaks does not count: it has instruments of its own, which nobody reads.
+        self._synthesis = Synthesis(engine, codec, Metrics(CollectorRegistry()))
         self._admission = admission
         self._worked_at: float | None = None
+        self._work = asyncio.Event()
         self._probing: asyncio.Task[bool] | None = None
 
     def worked(self) -> None:
         """Audio was produced just now."""
         self._worked_at = clock()
+        self._work.set()
 
     async def ready(self) -> bool:
         """Answer within `PROBE_SECONDS`. Concurrent questions share one probe."""
@@ -42,15 +49,27 @@ class Health:
         if self._worked_at is not None and clock() - self._worked_at < FRESH_SECONDS:
             return True
         if self._engine.statistics().active >= self._engine.capacity:
-            return False  # every slot is taken and none has produced audio
+            return await self._progresses()
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self.probe())
         return await asyncio.shield(self._probing)
 
+    async def _progresses(self) -> bool:
+        """Whether one of the streams that take all slots produces audio within the time."""
+        self._work.clear()
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._work.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def probe(self) -> bool:
         """Speak a word and throw it away; true if there was audio in time."""
         prompt = Prompt(text=_PROBE_TEXT, voice=self._engine.voices[0], seed=0)
-        speech = self._synthesis.speak(prompt, Shaper(), encoder("pcm_s16le", 24_000), Trace())
+        speech = self._synthesis.speak(
+            prompt, Shaper(), encoder("pcm_s16le", SAMPLE_RATE), Trace(), lambda: PROBE_SECONDS
+        )
         try:
             async with asyncio.timeout(PROBE_SECONDS), contextlib.aclosing(speech) as chunks:
                 async for _ in chunks:

@@ -11,7 +11,8 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from orpheus_ws.codec import Samples, Work, open_decoder
+from orpheus_ws.audio import Samples
+from orpheus_ws.codec import Work, open_decoder
 from orpheus_ws.codec.streaming import (
     RADIUS,
     WindowDecoder,
