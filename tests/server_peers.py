@@ -12,7 +12,7 @@ from orpheus_ws.server import Server
 from tests.harness import MSGPACK, Peer, peer, server
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
-STEPPED = "engine.options.step_seconds=0.01"
+STEPPED = "engine.options.step_seconds=0.03"
 """The engine takes time, so that something can happen in the middle of a segment."""
 
 

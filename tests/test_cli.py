@@ -120,6 +120,25 @@ def test_say_plays_through_a_program(tmp_path: Path) -> None:
     assert (tmp_path / "played").stat().st_size > 4 * 2048
 
 
+def test_a_player_that_fails(tmp_path: Path) -> None:
+    """A player that cannot play, as on a machine without a sound card, is one line of advice."""
+    player = tmp_path / "aplay"
+    player.write_text("#!/bin/sh\nexit 1\n")
+    player.chmod(0o755)
+    with serving() as (_, announced):
+        said = subprocess.run(
+            command("say", "--url", announced["url"], "Hello. " * 20),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"},
+        )
+    assert said.returncode == 1
+    assert len(said.stderr.splitlines()) == 1
+    assert "use -o FILE" in said.stderr
+
+
 def test_settings_from_everywhere(tmp_path: Path) -> None:
     """A file, the environment and options all reach the server, later ones winning."""
     file = tmp_path / "server.toml"
@@ -141,6 +160,7 @@ def test_settings_from_everywhere(tmp_path: Path) -> None:
     [
         (("serve", "--set", "server.prot=1"), "'server.port'"),
         (("serve", "--engine", "pockt"), "'pocket'"),
+        (("serve", "--engine", "simulated", "--set", "codec.name=loop"), "no codec 'loop'"),
         (("serve", *SIMULATED, "--host", "0.0.0.0"), "auth.keys"),
         (("serve", *SIMULATED, "--port", "many"), "server.port"),
         (("serve", "--config", "/nonexistent.toml"), "/nonexistent.toml"),

@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from orpheus_ws import messages as m
-from orpheus_ws.client import connect
+from orpheus_ws.client import Utterance, connect
 from orpheus_ws.errors import ClientError, Disconnected, Refused, UtteranceFailed
 from tests.harness import server, turns_until
 
@@ -92,6 +92,39 @@ async def test_cancel() -> None:
         await turns_until(lambda: started.engine.statistics().active == 0)
         short = client.speak(SENTENCE, sampling=m.Sampling(max_tokens=70))
         assert [chunk async for chunk in short]
+
+
+async def test_cancel_at_any_time() -> None:
+    """A cancel is never lost: before the loop begins, at once after, or a little later."""
+    async with server(STEPPED, ENDLESS) as started, connect(started.address.url) as client:
+        early = client.speak(SENTENCE)
+        await early.cancel()
+        assert [chunk async for chunk in early] == []
+        assert isinstance(early.result, m.Cancelled)
+        for turns in range(30):
+            utterance = client.speak(SENTENCE)
+
+            async def listen(spoken: Utterance) -> None:
+                async for _ in spoken:
+                    pass
+
+            listening = asyncio.create_task(listen(utterance))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await utterance.cancel()
+            await listening
+            assert isinstance(utterance.result, m.Cancelled)
+        await turns_until(lambda: started.engine.statistics().active == 0)
+
+
+async def test_a_proxy_is_for_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy in the environment does not keep the client from a server on this machine."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    async with server() as started, connect(started.address.url) as client:
+        assert [chunk async for chunk in client.speak("Hi.")]
 
 
 async def test_leaving_the_loop_cancels() -> None:

@@ -7,8 +7,11 @@ import msgpack
 import pytest
 
 from orpheus_ws import messages as m
+from orpheus_ws.engine.simulated import Options, SimulatedEngine
+from orpheus_ws.logs import Formatter
+from orpheus_ws.session import Action, Session
 from tests.harness import pcm, peer, server, turns_until
-from tests.server_peers import SENTENCE, STEPPED, http, metric, one
+from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one
 
 # Observability ------------------------------------------------------------------------------------
 
@@ -34,20 +37,84 @@ async def test_metrics_tell_what_happened() -> None:
 async def test_a_stuck_context_shows_while_it_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context whose engine says nothing is counted as waiting until it is cancelled."""
     monkeypatch.setattr("orpheus_ws.metrics.WAITING_SECONDS", 0.0)
-    async with one("engine.options.fault=stalls", "engine.options.fault_requests=1") as (
-        started,
-        connected,
-    ):
-        # The stall comes after two frames, which this codec would decode at once.
-        await connected.send(m.Open(context="a"))
+    async with one() as (started, connected):
+        assert isinstance(started.engine, SimulatedEngine)
+        started.engine._options = Options(step_seconds=3600.0)
         await connected.say("a", SENTENCE)
         await connected.wait_for(m.Started)
         assert await metric(started, "orpheus_live_contexts", state="speaking") == 1
+        assert await metric(started, "orpheus_contexts_waiting_over_1s") == 1
         await connected.send(m.Cancel(context="a"))
         await connected.wait_for(m.Cancelled)
         await turns_until(lambda: started.engine.statistics().active == 0)
         assert await metric(started, "orpheus_live_contexts", state="speaking") == 0
         assert await metric(started, "orpheus_contexts_waiting_over_1s") == 0
+
+
+async def test_unheard_audio_is_counted() -> None:
+    """What was sent or generated and not heard counts as orphaned when its context is cancelled."""
+    async with one("engine.options.fault=never_stops") as (started, connected):
+        await connected.send(m.Open(context="a", sampling=m.Sampling(max_tokens=350)))
+        await connected.say("a", SENTENCE)
+        seconds = 0.0
+        while seconds < 3.0:
+            seconds += len((await connected.wait_for(m.Audio)).pcm) / 48_000
+        await connected.send(m.Cancel(context="a"))
+        await connected.wait_for(m.Cancelled)
+        # 50 frames were generated; what has been played since the first chunk is little.
+        orphaned = await metric(started, "orpheus_orphaned_audio_seconds_total")
+        assert 0 < orphaned <= 50 * 2048 / 24_000
+        assert await metric(started, "orpheus_cancel_seconds_count") == 1
+    async with one("engine.options.fault=raises") as (started, connected):
+        await connected.say("a", SENTENCE)
+        await connected.utterance("a")
+        assert await metric(started, "orpheus_orphaned_audio_seconds_total") == 0
+        assert await metric(started, "orpheus_cancel_seconds_count") == 0
+
+
+async def test_a_bug_is_logged_and_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody foresaw closes the socket with 1011, and is logged with its type."""
+
+    def broken(_session: Session, _now: float) -> Action:
+        raise LookupError("marked words")
+
+    async with one() as (_, connected):
+        monkeypatch.setattr(Session, "next", broken)
+        await connected.say("a", SENTENCE)
+        assert await closed(connected) == (1011, "internal")
+    (record,) = [record for record in caplog.records if record.message == "socket failed"]
+    line = Formatter().format(record)
+    assert "LookupError" in line
+    assert "marked" not in line
+
+
+async def test_a_full_server_that_speaks_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every slot taken and no audio yet, readiness waits for some instead of refusing."""
+    settings = ("engine.capacity=1", "engine.options.fault=never_stops", STEPPED)
+    async with one(*settings) as (started, connected):
+        started.health._worked_at = None
+        await connected.say("a", SENTENCE)
+        await connected.wait_for(m.Started)
+        assert (await http(started, "/readyz"))[0] == 200
+    monkeypatch.setattr("orpheus_ws.server.health.PROBE_SECONDS", 0.05)
+    async with one("engine.capacity=1") as (started, connected):
+        assert isinstance(started.engine, SimulatedEngine)
+        started.engine._options = Options(step_seconds=3600.0)
+        started.health._worked_at = None
+        await connected.say("a", SENTENCE)
+        await connected.wait_for(m.Started)
+        assert (await http(started, "/readyz"))[0] == 503
+
+
+async def test_a_probe_is_no_traffic() -> None:
+    """What readiness probes speak is counted nowhere."""
+    async with server() as started:
+        started.health._worked_at = None
+        assert (await http(started, "/readyz"))[0] == 200
+        assert await metric(started, "orpheus_tokens_total") == 0
+        assert await metric(started, "orpheus_frames_total") == 0
 
 
 async def test_a_stalled_engine_is_given_up() -> None:
@@ -70,6 +137,8 @@ async def test_logs_hold_no_user_text(caplog: pytest.LogCaptureFixture) -> None:
         await connected.say("marked-context", "Marked words here.")
         await connected.utterance("marked-context")
         await connected.socket.send(msgpack.packb({"type": "marked-type", "marked-key": 1}))
+        marked = {"type": "open", "context": "marked-2", "traceparent": "marked words"}
+        await connected.socket.send(msgpack.packb(marked))
         await connected.fence()
     assert caplog.records
     for record in caplog.records:

@@ -196,3 +196,24 @@ def test_a_checkpoint_of_another_codec(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(StartupError):
         load_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [({"threads": 0}, "threads"), ({"device": "cuda:99"}, "codec.options.device")],
+)
+def test_options_that_cannot_be(options: dict[str, object], advice: str) -> None:
+    """A device or a number of threads that does not exist is a start-up error that names the key."""
+    with pytest.raises(StartupError, match=advice):
+        open_decoder(CodecConfig(options=options))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"\xff" * 100])
+def test_a_corrupt_checkpoint(tmp_path: Path, name: str, content: bytes) -> None:
+    """A broken file of weights is a start-up error like a missing one."""
+    folder = full_size(tmp_path)
+    (folder / "pytorch_model.bin").unlink()
+    (folder / name).write_bytes(content)
+    with pytest.raises(StartupError, match="cannot load the codec"):
+        load_model(str(folder))
