@@ -98,6 +98,7 @@ class Metrics:
         self.registry = registry
         self._waiting: set[Trace] = set()
         self._latencies(surface)
+        self._distributions()
         self._counters()
         self._gauges()
 
@@ -120,30 +121,23 @@ class Metrics:
         self.engine_first_token = latency("engine_first_token", "turn to first token id")
         self.codec_wait = latency("codec_wait", "first whole frame to first samples")
         self.cancel = latency("cancel", "cancel received to engine slot free")
-        self.chunk_gap = Histogram(
-            "orpheus_chunk_gap_seconds",
-            "Between consecutive chunks of a segment",
-            buckets=_GAP_BUCKETS,
-            registry=self.registry,
+
+    def _distributions(self) -> None:
+        def distribution(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"orpheus_{name}", text, buckets=buckets, registry=self.registry)
+
+        self.chunk_gap = distribution(
+            "chunk_gap_seconds", "Between consecutive chunks of a segment", _GAP_BUCKETS
         )
-        self.real_time_factor = Histogram(
-            "orpheus_real_time_factor",
-            "Audio seconds over wall seconds of producing them, per segment",
-            buckets=_FACTOR_BUCKETS,
-            registry=self.registry,
+        self.real_time_factor = distribution(
+            "real_time_factor",
+            "Audio seconds over wall seconds of generating them, per segment",
+            _FACTOR_BUCKETS,
         )
-        self.codec_batch_streams = Histogram(
-            "orpheus_codec_batch_streams",
-            "Streams in one codec step",
-            buckets=_STREAM_BUCKETS,
-            registry=self.registry,
+        self.codec_batch_streams = distribution(
+            "codec_batch_streams", "Streams in one codec step", _STREAM_BUCKETS
         )
-        self.codec_step = Histogram(
-            "orpheus_codec_step_seconds",
-            "One codec step",
-            buckets=_STEP_BUCKETS,
-            registry=self.registry,
-        )
+        self.codec_step = distribution("codec_step_seconds", "One codec step", _STEP_BUCKETS)
 
     def _counters(self) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:

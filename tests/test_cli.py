@@ -22,11 +22,27 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-W", "ignore", "-m", "orpheus_ws", *arguments]
 
 
-def run(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run it to its end."""
+def run(
+    *arguments: str, text: str | None = None, path: str = os.environ["PATH"]
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, with the programs in `path`."""
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, input=text, timeout=60, check=False
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        input=text,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PATH": path},
     )
+
+
+def player(folder: Path, script: str) -> str:
+    """A `PATH` whose first program that plays sound is this shell script."""
+    file = folder / "aplay"
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return f"{folder}:/usr/bin:/bin"
 
 
 @contextlib.contextmanager
@@ -90,50 +106,25 @@ def test_say_reads_standard_input(tmp_path: Path) -> None:
 def test_say_without_a_player(tmp_path: Path) -> None:
     """Without a file and without a program that plays sound the error says what to do."""
     with serving() as (_, announced):
-        said = subprocess.run(
-            command("say", "--url", announced["url"], "Hello."),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env={**os.environ, "PATH": str(tmp_path)},
-        )
+        said = run("say", "--url", announced["url"], "Hello.", path=str(tmp_path))
     assert said.returncode == 1
     assert "use -o FILE" in said.stderr
 
 
 def test_say_plays_through_a_program(tmp_path: Path) -> None:
     """Without a file the PCM goes to the first player found."""
-    player = tmp_path / "aplay"
-    player.write_text(f"#!/bin/sh\nexec cat > {tmp_path}/played\n")
-    player.chmod(0o755)
+    path = player(tmp_path, f"exec cat > {tmp_path}/played")
     with serving() as (_, announced):
-        said = subprocess.run(
-            command("say", "--url", announced["url"], "Hello."),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env={**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"},
-        )
+        said = run("say", "--url", announced["url"], "Hello.", path=path)
     assert said.returncode == 0, said.stderr
     assert (tmp_path / "played").stat().st_size > 4 * 2048
 
 
 def test_a_player_that_fails(tmp_path: Path) -> None:
     """A player that cannot play, as on a machine without a sound card, is one line of advice."""
-    player = tmp_path / "aplay"
-    player.write_text("#!/bin/sh\nexit 1\n")
-    player.chmod(0o755)
+    path = player(tmp_path, "exit 1")
     with serving() as (_, announced):
-        said = subprocess.run(
-            command("say", "--url", announced["url"], "Hello. " * 20),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env={**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin"},
-        )
+        said = run("say", "--url", announced["url"], "Hello. " * 20, path=path)
     assert said.returncode == 1
     assert len(said.stderr.splitlines()) == 1
     assert "use -o FILE" in said.stderr

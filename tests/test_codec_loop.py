@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orpheus_ws.audio import Samples
-from orpheus_ws.codec import Decoder, Work, open_decoder
+from orpheus_ws.codec import CodecStream, Decoder, Work, open_decoder
 from orpheus_ws.codec.loop import MAX_FRAMES_PER_JOB, CodecLoop
 from orpheus_ws.codec.simulated import periods, tone
 from orpheus_ws.config import CodecConfig
@@ -101,6 +101,36 @@ async def loop_take_after_end(loop: CodecLoop) -> Samples:
     return again
 
 
+async def push_all(stream: CodecStream, codes: list[int], chance: random.Random) -> None:
+    """Push frames in pieces with turns of the event loop between them."""
+    position = 0
+    while position < len(codes):
+        size = chance.randrange(1, 6)
+        stream.push(frames(*codes[position : position + size]))
+        position += size
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+    stream.finish()
+
+
+async def one_stream(loop: CodecLoop, number: int, chance: random.Random) -> None:
+    """A stream of random length, taken in a random rhythm, that may leave early."""
+    codes = [number * 100 + n for n in range(1, chance.randrange(1, 30))]
+    leave_early = chance.random() < 0.2
+    stream = loop.open()
+    pushing = asyncio.create_task(push_all(stream, codes, chance))
+    taken: list[Samples] = []
+    while len(samples := await stream.take(chance.randrange(12))):
+        taken.append(samples)
+        if leave_early:
+            break
+        for _ in range(chance.randrange(6)):
+            await asyncio.sleep(0)
+    await pushing
+    stream.close()
+    assert heard(taken) == (codes[: len(heard(taken))] if leave_early else codes)
+
+
 @given(seed=st.integers(0, 2**32), streams=st.integers(1, 6))
 @settings(max_examples=40, deadline=None)
 def test_any_interleaving(seed: int, streams: int) -> None:
@@ -109,37 +139,8 @@ def test_any_interleaving(seed: int, streams: int) -> None:
     async def scenario() -> None:
         loop, _ = await start(slots=streams)
         chance = random.Random(seed)
-
-        async def one(stream_number: int) -> None:
-            codes = [stream_number * 100 + n for n in range(1, chance.randrange(1, 30))]
-            stream = loop.open()
-            leave_early = chance.random() < 0.2
-            taken: list[Samples] = []
-
-            async def push() -> None:
-                position = 0
-                while position < len(codes):
-                    size = chance.randrange(1, 6)
-                    stream.push(frames(*codes[position : position + size]))
-                    position += size
-                    for _ in range(chance.randrange(4)):
-                        await asyncio.sleep(0)
-                stream.finish()
-
-            pushing = asyncio.create_task(push())
-            while len(samples := await stream.take(MAX_FRAMES_PER_JOB)):
-                taken.append(samples)
-                if leave_early:
-                    break
-                for _ in range(chance.randrange(6)):
-                    await asyncio.sleep(0)
-            await pushing
-            stream.close()
-            expected = codes[: len(heard(taken))] if leave_early else codes
-            assert heard(taken) == expected
-
         for _ in range(2):
-            await asyncio.gather(*(one(number) for number in range(streams)))
+            await asyncio.gather(*(one_stream(loop, number, chance) for number in range(streams)))
         assert loop.statistics().streams == 0
         await loop.close()
 

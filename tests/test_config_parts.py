@@ -1,38 +1,13 @@
 """Config: parts that are chosen by name, and their options."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from orpheus_ws.config import load, load_part, read_options
+from orpheus_ws.config import load_part, read_options
 from orpheus_ws.errors import StartupError
-
-Write = Callable[[str | bytes], Path]
-
-
-@pytest.fixture
-def toml(tmp_path: Path) -> Write:
-    """Writes a configuration file."""
-
-    def write(content: str | bytes) -> Path:
-        path = tmp_path / "orpheus.toml"
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return write
-
-
-def complaint(*flags: str, environment: dict[str, str] | None = None) -> str:
-    """What `load` says when it refuses these settings."""
-    with pytest.raises(StartupError) as caught:
-        load(environment=environment, flags=flags)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
 
 # Named parts --------------------------------------------------------------------------------------
 

@@ -22,9 +22,6 @@ from orpheus_ws.tokens import (
     prompt_ids,
 )
 
-LOOP_FRAMES = 23
-LONGEST_PERIOD = 36
-
 CODES = st.integers(0, CODEBOOK_SIZE - 1)
 FRAMES = st.tuples(*[CODES] * CODES_PER_FRAME)
 AUDIO_IDS = st.integers(AUDIO_BASE, AUDIO_END - 1)

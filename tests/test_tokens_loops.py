@@ -2,22 +2,16 @@
 
 import random
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orpheus_ws.tokens import (
-    AUDIO_BASE,
-    AUDIO_END,
     CODEBOOK_SIZE,
     CODES_PER_FRAME,
-    END_OF_SPEECH,
     Frame,
-    FrameAssembler,
     LoopDetector,
-    frame_ids,
 )
 
 LOOP_FRAMES = 23
@@ -25,34 +19,11 @@ LONGEST_PERIOD = 36
 
 CODES = st.integers(0, CODEBOOK_SIZE - 1)
 FRAMES = st.tuples(*[CODES] * CODES_PER_FRAME)
-AUDIO_IDS = st.integers(AUDIO_BASE, AUDIO_END - 1)
-OTHER_IDS = st.one_of(
-    st.sampled_from([-1, 0, 1234, 128_000, 128_009, 128_257, 128_263, AUDIO_BASE - 1, AUDIO_END]),
-    st.integers(-(2**40), AUDIO_BASE - 1),
-    st.integers(AUDIO_END, 2**40),
-).filter(lambda token: token != END_OF_SPEECH)
 
 
 def frame(seed: int) -> Frame:
     """A frame of its own for every seed."""
     return (seed % CODEBOOK_SIZE, seed // CODEBOOK_SIZE, 1, 2, 3, 4, 5)
-
-
-def ids_of(frames: Sequence[Frame]) -> list[int]:
-    """The ids of these frames, one after the other."""
-    return [token for item in frames for token in frame_ids(item)]
-
-
-def grouped(ids: Sequence[int], data: st.DataObject) -> list[Sequence[int]]:
-    """`ids` cut into groups anywhere, empty ones included."""
-    cuts = data.draw(st.lists(st.integers(0, len(ids)), max_size=8).map(sorted))
-    edges = [0, *cuts, len(ids)]
-    return [ids[a:b] for a, b in pairwise(edges)]
-
-
-def accounted(assembler: FrameAssembler, frames: Sequence[Frame]) -> int:
-    """How many ids the counts of a finished segment explain, its end of speech left out."""
-    return CODES_PER_FRAME * len(frames) + assembler.dropped + assembler.invalid
 
 
 # Loops --------------------------------------------------------------------------------------------
