@@ -6,6 +6,8 @@ VENV ?= .venv
 VENV_NUMPY1 ?= .venv-numpy1
 PIP_ARGS ?=
 TEXT ?= Hello! This is Orpheus, speaking over a web socket. How are you today?
+# As it was written: a `$` is no variable of make's here.
+override TEXT := $(value TEXT)
 export TEXT
 
 BIN := $(VENV)/bin
@@ -61,4 +63,5 @@ $(VENV_NUMPY1)/.check: pyproject.toml constraints.txt | $(VENV_NUMPY1)/bin/pytho
 %/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "orpheus-ws needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
-	@$(PYTHON) -m venv $*
+	@$(PYTHON) -m venv $* || { rm -rf $*; \
+		echo "Python cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }

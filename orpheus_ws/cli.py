@@ -191,8 +191,8 @@ async def _say(
     async with connect(url, api_key=api_key) as client:
         utterance = client.speak(
             text,
-            voice=msgspec.UNSET if voice is None else voice,
-            lead_ms=msgspec.UNSET if aloud else FILE_LEAD_MS,
+            voice=voice,
+            lead_ms=None if aloud else FILE_LEAD_MS,
         )
         started = time.monotonic()
         async for chunk in utterance:
@@ -206,6 +206,8 @@ async def _say(
             if factor == 0.0 or seconds - now < lead - 1.0:
                 factor = seconds / now
             await asyncio.to_thread(write, chunk.pcm)
+    for warning in utterance.warnings:
+        click.echo(f"warning: {warning.message}", err=True)
     if first_byte is None:
         raise ClientError("the server found nothing to say in this text")
     return Report(
@@ -228,12 +230,23 @@ def _destination(output: str | None) -> Iterator[Callable[[bytes], object]]:
         with _wav(sys.stdout.buffer) as wav:
             wav.writeframes(collected.getvalue())
     else:
-        try:
-            file = Path(output).open("wb")  # noqa: SIM115 - closed below
-        except OSError as error:
-            raise ClientError(f"cannot write {output}: {error.strerror}") from error
-        with file, _wav(file) as wav:
-            yield wav.writeframes
+        with contextlib.ExitStack() as stack:
+            opened: list[wave.Wave_write] = []
+
+            def write(pcm: bytes) -> None:
+                # Not before there is something to write: a failure leaves an old file as it is.
+                if not opened:
+                    opened.append(stack.enter_context(_wav(stack.enter_context(_opened(output)))))
+                opened[0].writeframes(pcm)
+
+            yield write
+
+
+def _opened(output: str) -> IO[bytes]:
+    try:
+        return Path(output).open("wb")
+    except OSError as error:
+        raise ClientError(f"cannot write {output}: {error.strerror}") from error
 
 
 def _wav(file: IO[bytes]) -> wave.Wave_write:
@@ -272,6 +285,8 @@ def _local_server() -> Iterator[str]:
         if not name.startswith(configuration.ENVIRONMENT_PREFIX)
     }
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        # Being told to end is a reason to stop the server too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             assert process.stdout is not None
             announcement = process.stdout.readline()

@@ -11,10 +11,11 @@ the task that runs it, cancels the utterance on the server.
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+import socket as socket_module
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from itertools import count
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import UNSET, UnsetType
@@ -32,6 +33,9 @@ MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 
 PIECE_CHARS: Final = 4096
 """A long text is sent in pieces of this many characters, well under a server's message limit."""
+
+SpokenText = str | Iterable[str | None] | AsyncIterable[str | None]
+"""Text as a whole, or in pieces as they come."""
 
 _WIRE: Final = MsgpackWire()
 
@@ -60,16 +64,14 @@ async def connect(
     except InvalidStatus as error:
         raise _refused(error) from error
     except (OSError, ImportError, WebSocketException) as error:
-        raise ClientError(
-            "cannot open the socket: is the server running, and is the URL like "
-            "ws://host:port/v1/tts?"
-        ) from error
+        raise ClientError(_unreachable(url, error)) from error
     try:
         client = Client(socket, await _greeting(socket, open_timeout))
         reader = asyncio.create_task(client.read())
         try:
             yield client
         finally:
+            client.leave_all()
             await socket.close()
             await reader
     finally:
@@ -85,16 +87,14 @@ class Utterance:
     the loop early, or cancelling its task, cancels the utterance on the server.
     """
 
-    def __init__(self, client: "Client", opening: m.Open, text: str | AsyncIterable[str]) -> None:
+    def __init__(self, client: "Client", opening: m.Open, text: "SpokenText") -> None:
         self.context = opening.context
         self.result: m.Done | m.Cancelled | None = None
-        self.sent_at: float | None = None
-        """When the last text went out, by `time.monotonic`."""
-        self.first_byte_at: float | None = None
-        """When the first audio came in, by the same clock."""
+        self.warnings: list[m.Warn] = []
         self._client = client
         self._opening = opening
         self._text = text
+        self._iterated = False
         self._opened = False
         self._cancel: m.Cancel | None = None
         self._inbox: asyncio.Queue[m.ServerMessage | Exception] = asyncio.Queue()
@@ -108,6 +108,9 @@ class Utterance:
 
     async def events(self) -> AsyncGenerator[m.ServerMessage, None]:
         """Like iterating, but yields every message of the utterance, its `done` included."""
+        if self._iterated:
+            raise ClientError("an utterance is spoken once; call speak again")
+        self._iterated = True
         self._client.enter(self)
         sender = asyncio.create_task(self._send_text())
         ended = False
@@ -143,8 +146,8 @@ class Utterance:
 
     def _note(self, message: m.ServerMessage) -> bool:
         """Keep what the caller may ask for later; true at the terminal message."""
-        if isinstance(message, m.Audio) and self.first_byte_at is None:
-            self.first_byte_at = time.monotonic()
+        if isinstance(message, m.Warn):
+            self.warnings.append(message)
         if isinstance(message, m.Done | m.Cancelled):
             self.result = message
         return self.result is not None
@@ -158,7 +161,6 @@ class Utterance:
                 return
             async for piece in _pieces(self._text):
                 await self._client.send(m.Text(context=self.context, text=piece))
-                self.sent_at = time.monotonic()
             await self._client.send(m.End(context=self.context))
         except Exception as error:  # noqa: BLE001 - raised where the utterance is iterated
             self.deliver(error)
@@ -179,33 +181,34 @@ class Client:
 
     def speak(
         self,
-        text: str | AsyncIterable[str],
+        text: SpokenText,
         *,
-        voice: str | UnsetType = UNSET,
-        encoding: str | UnsetType = UNSET,
-        sample_rate: int | UnsetType = UNSET,
-        sampling: m.Sampling | UnsetType = UNSET,
-        segment: m.Segmentation | UnsetType = UNSET,
-        lead_ms: int | UnsetType = UNSET,
-        words: bool | UnsetType = UNSET,
-        traceparent: str | UnsetType = UNSET,
+        voice: str | None = None,
+        encoding: str | None = None,
+        sample_rate: int | None = None,
+        sampling: m.Sampling | None = None,
+        segment: m.Segmentation | None = None,
+        lead_ms: int | None = None,
+        words: bool | None = None,
+        traceparent: str | None = None,
     ) -> Utterance:
-        """Prepare to speak `text`, whole or as it is written; what is unset is the server's default.
+        """Prepare to speak `text`, whole or as it is written; None is the server's default.
 
-        Pieces are put together as they are, so they bring their own spaces. Nothing is sent before
+        Pieces are put together as they are, so they bring their own spaces; None among them, as
+        language models' streams have it, is passed over. Nothing is sent before
         the utterance is iterated. More than `ready.limits.text_chars` characters at once are refused
         with `text_too_long`; give longer text piece by piece as it is spoken.
         """
         opening = m.Open(
             context=f"u{next(self._numbers)}",
-            voice=voice,
-            encoding=encoding,
-            sample_rate=sample_rate,
-            sampling=sampling,
-            segment=segment,
-            lead_ms=lead_ms,
-            words=words,
-            traceparent=traceparent,
+            voice=_unset(voice),
+            encoding=_unset(encoding),
+            sample_rate=_unset(sample_rate),
+            sampling=_unset(sampling),
+            segment=_unset(segment),
+            lead_ms=_unset(lead_ms),
+            words=_unset(words),
+            traceparent=_unset(traceparent),
         )
         return Utterance(self, opening, text)
 
@@ -234,6 +237,10 @@ class Client:
             for utterance in list(self._utterances.values()):
                 utterance.deliver(failure)
             await self._socket.close()
+
+    def leave_all(self) -> None:
+        """The socket is about to be closed from this side."""
+        self._lost = self._lost or Disconnected("this client was closed; connect again")
 
     def enter(self, utterance: Utterance) -> None:
         """Route the utterance's messages to it. Raises `Disconnected` when there is no socket."""
@@ -271,6 +278,25 @@ class Client:
             utterance.deliver(message)
 
 
+def _unreachable(url: str, error: Exception) -> str:
+    """Why no socket could be opened, as far as the kind of error tells."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("ws", "wss") or not parts.hostname:
+        return "the URL must be like ws://host:port/v1/tts"
+    where = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'wss' else 80)}"
+    match error:
+        case ConnectionRefusedError():
+            return f"nothing listens at {where}: is the server running?"
+        case socket_module.gaierror():
+            return f"there is no host {parts.hostname}"
+        case ssl.SSLError():
+            return f"TLS with {where} failed: is it a ws:// server, or its certificate unknown?"
+        case TimeoutError():
+            return f"{where} did not answer in time"
+        case _:
+            return f"what answers at {where} is no WebSocket server, or the key has odd characters"
+
+
 def _is_loopback(url: str) -> bool:
     host = urlsplit(url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
@@ -289,23 +315,33 @@ async def _greeting(socket: ClientConnection, seconds: float) -> m.Ready:
     return ready
 
 
-async def _pieces(text: str | AsyncIterable[str]) -> AsyncIterator[str]:
-    async for piece in _one(text) if isinstance(text, str) else text:
+_T = TypeVar("_T")
+
+
+def _unset(value: _T | None) -> _T | UnsetType:
+    return UNSET if value is None else value
+
+
+async def _pieces(text: SpokenText) -> AsyncIterator[str]:
+    async for piece in text if isinstance(text, AsyncIterable) else _each(text):
+        if piece is None:
+            continue
         # Half a surrogate pair, as cut JSON has it, cannot be sent and has no sound.
         sendable = piece.encode("utf-8", "ignore").decode()
         for start in range(0, len(sendable), PIECE_CHARS):
             yield sendable[start : start + PIECE_CHARS]
 
 
-async def _one(text: str) -> AsyncIterator[str]:
-    yield text
+async def _each(text: str | Iterable[str | None]) -> AsyncIterator[str | None]:
+    for piece in [text] if isinstance(text, str) else text:
+        yield piece
 
 
 def _refused(error: InvalidStatus) -> Refused:
     status = error.response.status_code
     retry_after = error.response.headers.get("Retry-After", "")
     advice = {
-        401: "the key was not accepted",
+        401: "no valid key was sent (api_key=, --api-key or ORPHEUS_API_KEY)",
         403: "this origin is not allowed",
         404: "there is no speech at this path; it is usually /v1/tts",
         503: "all streams are in use or the server is going away",

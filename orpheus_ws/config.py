@@ -9,6 +9,7 @@ Parts that are chosen by name (`engine.name`, `codec.name`) read their own `opti
 
 import difflib
 import importlib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from msgspec import Meta
 from orpheus_ws.errors import StartupError
 
 ENVIRONMENT_PREFIX = "ORPHEUS_WS_"
+# What Kubernetes sets in every pod beside a Service that is called orpheus-ws.
+_SERVICE_LINK = re.compile(r"ORPHEUS_WS_(SERVICE_(HOST|PORT)|PORT)(_\w+)?\Z")
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -118,7 +121,7 @@ def load(
     if file is not None:
         _merge(merged, _read_toml(file))
     for name, value in sorted((environment or {}).items()):
-        if name.startswith(ENVIRONMENT_PREFIX):
+        if name.startswith(ENVIRONMENT_PREFIX) and not _SERVICE_LINK.match(name):
             path = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
             _merge(merged, _nested(path, value))
     for flag in flags:
@@ -227,6 +230,8 @@ def _prepare(values: Mapping[str, Any], schema: type[msgspec.Struct], where: str
         if isinstance(kind, type) and issubclass(kind, _Section) and isinstance(value, Mapping):
             prepared[key] = _prepare(value, kind, path)
         elif get_origin(kind) is tuple and isinstance(value, str):
+            if value.startswith("["):
+                raise StartupError(f"write {path!r} as values with commas between them")
             prepared[key] = [item.strip() for item in value.split(",") if item.strip()]
         else:
             prepared[key] = value

@@ -188,7 +188,7 @@ class Context:
         self.move(Event.TURN)
         self.trace.turn_at = now
         queued = self.trace.since_ready(now) or 0.0
-        return m.Started(context=self.id, handle=self.handle, queue_ms=queued * 1000)
+        return m.Started(context=self.id, handle=self.handle, queue_ms=round(queued * 1000, 3))
 
     def segment(self, text: str) -> m.Segment:
         """The first audio of `text` is about to be sent."""
@@ -246,13 +246,14 @@ class Context:
     def done(self) -> m.Done:
         """The terminal message of a context that was spoken to its end."""
         to_first_audio = self.trace.time_to_first_audio
+        factor = self.trace.real_time_factor
         return m.Done(
             context=self.id,
             reason=self._reason or "empty",
             audio_ms=self.ms(self.delivered),
             chars=self._chars,
-            ttfa_ms=None if to_first_audio is None else to_first_audio * 1000,
-            rtf=self.trace.real_time_factor,
+            ttfa_ms=None if to_first_audio is None else round(to_first_audio * 1000, 3),
+            rtf=None if factor is None else round(factor, 2),
         )
 
     def cancelled(self, played_ms: float | None) -> m.Cancelled:
@@ -303,4 +304,4 @@ class Context:
 
     def ms(self, samples: int) -> float:
         """Samples at the negotiated rate as milliseconds."""
-        return samples * 1000 / self.settings.sample_rate
+        return round(samples * 1000 / self.settings.sample_rate, 3)

@@ -43,9 +43,17 @@ class PeerError(OrpheusError):
 
 
 class BadMessage(PeerError):
-    """A message that decodes but is not one of ours."""
+    """A message that decodes but is not one of ours.
+
+    `context` is there when it was an `open`: what the context was to be is not known, so it cannot
+    be opened.
+    """
 
     code = "bad_message"
+
+    def __init__(self, message: str, *, context: str | None = None) -> None:
+        super().__init__(message)
+        self.context = context
 
 
 class Undecodable(BadMessage):

@@ -110,6 +110,14 @@ class Session:
                 self._closing = True
                 return [reply for context in self.contexts for reply in self._end(context.id, now)]
 
+    def refuse(self, error: BadMessage) -> m.Error:
+        """Answer a message that does not fit. An `open` that does not fit opens nothing."""
+        context = error.context
+        if context is None or context in self._live or context == m.ALL_CONTEXTS:
+            return error_message(error, context=None)
+        self._remember(context)
+        return error_message(error, context=context)
+
     def _configure(self, message: m.Config) -> list[m.ServerMessage]:
         try:
             self._defaults = self._checked(self._defaults.updated(message))

@@ -5,6 +5,7 @@ Rule: no blocking call on an event loop, in any test; no configuration from the 
 
 import asyncio
 import os
+import socketserver
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import uvloop
 from blockbuster import blockbuster_ctx
 
 from orpheus_ws.config import ENVIRONMENT_PREFIX
+
+# The metrics endpoint notices that it is to stop when it polls, by default every 0.5 s; the tests
+# start and stop some hundred servers.
+socketserver.BaseServer.serve_forever.__defaults__ = (0.02,)
 
 
 @pytest.fixture(autouse=True)

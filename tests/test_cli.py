@@ -155,7 +155,7 @@ def test_settings_from_everywhere(tmp_path: Path) -> None:
         (("serve", *SIMULATED, "--host", "0.0.0.0"), "auth.keys"),
         (("serve", *SIMULATED, "--port", "many"), "server.port"),
         (("serve", "--config", "/nonexistent.toml"), "/nonexistent.toml"),
-        (("say", "--url", "ws://127.0.0.1:1", "-o", "x.wav", "Hello."), "is the server running"),
+        (("say", "--url", "ws://127.0.0.1:1", "-o", "x.wav", "Hello."), "is the server running?"),
     ],
 )
 def test_mistakes(arguments: tuple[str, ...], advice: str, tmp_path: Path) -> None:
@@ -167,6 +167,7 @@ def test_mistakes(arguments: tuple[str, ...], advice: str, tmp_path: Path) -> No
     assert finished.stdout == ""
     assert len(finished.stderr.splitlines()) == 1
     assert finished.stderr.startswith("orpheus-ws: ")
+    assert not (tmp_path / "x.wav").exists()
     assert advice in finished.stderr
 
 

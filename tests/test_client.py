@@ -4,7 +4,7 @@ import asyncio
 import gc
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
@@ -36,8 +36,6 @@ async def test_speak() -> None:
             position += len(chunk.pcm) // 2
         assert isinstance(utterance.result, m.Done)
         assert utterance.result.audio_ms == pytest.approx(position / 24)
-        assert utterance.sent_at is not None
-        assert utterance.first_byte_at is not None
 
 
 async def test_many_utterances_on_one_socket() -> None:
@@ -171,6 +169,40 @@ async def test_errors_of_the_text() -> None:
         await turns_until(lambda: started.engine.statistics().active == 0)
 
 
+async def test_bad_options_fail_the_utterance() -> None:
+    """An option out of its range is UtteranceFailed, not silently the default; None is the default."""
+    async with server() as started, connect(started.address.url) as client:
+        with pytest.raises(UtteranceFailed, match="lead_ms"):
+            async for _ in client.speak(SENTENCE, lead_ms=1):
+                pass
+        assert [chunk async for chunk in client.speak("Hi.", voice=None)]
+
+
+async def test_pieces_of_all_kinds() -> None:
+    """Lists and generators of pieces are spoken too, and None among them is passed over."""
+
+    def generated() -> Iterator[str | None]:
+        yield from ("One ", None, "two.")
+
+    async with server() as started, connect(started.address.url) as client:
+        for text in (["One ", None, "two."], generated()):
+            events = [event async for event in client.speak(text, lead_ms=10_000).events()]
+            assert [x.text for x in events if isinstance(x, m.Segment)] == ["One two."]
+
+
+async def test_an_utterance_is_spoken_once() -> None:
+    """Iterating again is an error that says what to do, as is speaking on a client that was left."""
+    async with server() as started:
+        async with connect(started.address.url) as client:
+            utterance = client.speak("Hello <foo>there</foo>.")
+            assert [chunk async for chunk in utterance]
+            assert [warning.code for warning in utterance.warnings] == ["unknown_tag"]
+            with pytest.raises(ClientError, match="speak again"):
+                assert [chunk async for chunk in utterance]
+        with pytest.raises(Disconnected, match="this client was closed"):
+            assert [chunk async for chunk in client.speak("Hi.")]
+
+
 async def test_nothing_to_say() -> None:
     """Text without words is an utterance without audio."""
     async with server() as started, connect(started.address.url) as client:
@@ -192,10 +224,10 @@ async def test_long_text() -> None:
         server("limits.message_bytes=5000") as started,
         connect(started.address.url) as client,
     ):
-        utterance = client.speak("one two three four " * 500)
-        async for _ in utterance:
-            break
-        assert utterance.sent_at is not None
+        utterance = client.speak(
+            "one two three four " * 300, lead_ms=10_000, sampling=m.Sampling(max_tokens=70)
+        )
+        assert [chunk.seq async for chunk in utterance][:1] == [0]
 
 
 async def test_refused() -> None:
@@ -214,10 +246,10 @@ async def test_refused() -> None:
 
 async def test_unreachable() -> None:
     """No server, a wrong address and a server of something else are ClientError with advice."""
-    with pytest.raises(ClientError, match="is the server running"):
+    with pytest.raises(ClientError, match=r"nothing listens at 127\.0\.0\.1:1"):
         async with connect("ws://127.0.0.1:1/v1/tts"):
             pass
-    with pytest.raises(ClientError):
+    with pytest.raises(ClientError, match="must be like ws://"):
         async with connect("http://127.0.0.1:1"):
             pass
 

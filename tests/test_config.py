@@ -329,3 +329,20 @@ def test_bad_toml(content: str | bytes, toml: Write) -> None:
         load(file=path)
     assert f"{path} is not valid TOML" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_service_links_are_not_ours() -> None:
+    """What Kubernetes sets for a Service called orpheus-ws is no configuration; mistakes still are."""
+    links = {
+        "ORPHEUS_WS_PORT": "tcp://10.0.0.1:8765",
+        "ORPHEUS_WS_PORT_8765_TCP_ADDR": "10.0.0.1",
+        "ORPHEUS_WS_SERVICE_HOST": "10.0.0.1",
+        "ORPHEUS_WS_SERVICE_PORT_METRICS": "9464",
+    }
+    assert load(environment=links) == Config()
+    assert "server_port" in complaint(environment={"ORPHEUS_WS_SERVER_PORT": "1"})
+
+
+def test_lists_are_written_with_commas() -> None:
+    """A list in brackets, which would be one odd value, is refused with how to write it."""
+    assert "commas" in complaint('auth.origins=["https://a.example"]')

@@ -129,7 +129,6 @@ async def test_engine_death() -> None:
         (msgpack.packb({"type": "nonsense"}), None),
         (msgpack.packb({"type": "text", "context": "a"}), None),
         (msgpack.packb({"type": "text", "context": "a", "text": "b", "colour": "red"}), None),
-        (msgpack.packb({"type": "open", "context": "a", "lead_ms": 199}), None),
         (msgpack.packb({"type": "text", "context": "a", "text": "x" * 65_536}), 1009),
     ],
 )
@@ -164,6 +163,8 @@ async def test_a_message_far_too_big_never_reaches_memory() -> None:
         (m.Open(context="a", encoding="mp3"), "unsupported_format"),
         (m.Open(context="a", sample_rate=44_100), "unsupported_format"),
         (m.Open(context="*"), "bad_message"),
+        (m.Open(context="a", lead_ms=199), "bad_message"),
+        (m.Open(context="a", sampling=m.Sampling(temperature=5)), "bad_message"),
     ],
 )
 async def test_bad_opens(opening: m.Open, code: str) -> None:

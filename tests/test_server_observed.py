@@ -63,7 +63,7 @@ async def test_unheard_audio_is_counted() -> None:
         await connected.wait_for(m.Cancelled)
         # 50 frames were generated; what has been played since the first chunk is little.
         orphaned = await metric(started, "orpheus_orphaned_audio_seconds_total")
-        assert 0 < orphaned <= 50 * 2048 / 24_000
+        assert 0 < orphaned <= 50 * 2048 / 24_000 + 1e-6
         assert await metric(started, "orpheus_cancel_seconds_count") == 1
     async with one("engine.options.fault=raises") as (started, connected):
         await connected.say("a", SENTENCE)

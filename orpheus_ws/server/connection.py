@@ -19,10 +19,10 @@ from orpheus_ws.audio import Player, Shaper, encoder
 from orpheus_ws.config import LimitsConfig, ServerConfig
 from orpheus_ws.context import TERMINAL, Context, Moved, State
 from orpheus_ws.engine import Prompt
-from orpheus_ws.errors import Internal, MessageTooBig, OrpheusError, SlowConsumer
+from orpheus_ws.errors import BadMessage, Internal, MessageTooBig, OrpheusError, SlowConsumer
 from orpheus_ws.metrics import Metrics, Moment, clock
 from orpheus_ws.server.health import Health
-from orpheus_ws.session import Goodbye, Say, Session, Speak, Wait, error_message
+from orpheus_ws.session import Goodbye, Say, Session, Speak, Wait
 from orpheus_ws.synthesis import Chunk, Synthesis
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
 from orpheus_ws.wire import Wire
@@ -122,8 +122,8 @@ class Connection:
             try:
                 self._check_size(frame)
                 message = self._wire.decode_request(frame)
-            except OrpheusError as error:
-                await self._send(error_message(error, context=None))
+            except BadMessage as error:
+                await self._send(self._session.refuse(error))
                 if error.close_code is not None:
                     await self._socket.close(error.close_code, error.code)
                     return

@@ -8,12 +8,12 @@ binary maps. JSON control messages are text frames, and JSON audio is a binary f
 import re
 import struct
 from collections.abc import Callable
-from typing import Final, TypeVar, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 import msgspec
 
 from orpheus_ws.errors import BadMessage, Undecodable, WrongFrameKind
-from orpheus_ws.messages import Audio, ClientMessage, ServerMessage
+from orpheus_ws.messages import Audio, ClientMessage, ContextId, ServerMessage
 
 _AUDIO_HEADER: Final = struct.Struct("<BBHIQ")
 _AUDIO_VERSION: Final = 1
@@ -120,9 +120,24 @@ def _decode(decode: Callable[[_F], _T], frame: _F, schema: object) -> _T:
     try:
         return decode(frame)
     except msgspec.ValidationError as error:
-        raise BadMessage(_advice(str(error), schema)) from None
+        raise BadMessage(_advice(str(error), schema), context=_refused_open(frame)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         raise Undecodable("the frame is not valid msgpack or JSON") from None
+
+
+class _Opening(msgspec.Struct):
+    type: Literal["open"]
+    context: ContextId
+
+
+def _refused_open(frame: str | bytes) -> str | None:
+    """The context that a message which does not fit would have opened, if it was an `open`."""
+    try:
+        if isinstance(frame, str):
+            return msgspec.json.decode(frame, type=_Opening).context
+        return msgspec.msgpack.decode(frame, type=_Opening).context
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return None
 
 
 def _advice(text: str, schema: object) -> str:
