@@ -10,10 +10,12 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from msgspec import inspect
+from websockets.datastructures import Headers
 
 from orpheus_ws import config, errors, session
 from orpheus_ws import messages as m
 from orpheus_ws.context import MAX_FLUSHES
+from orpheus_ws.server.auth import identify, make_token
 from orpheus_ws.tokens import TAGS
 from tests.harness import server
 
@@ -173,3 +175,20 @@ def test_readme_configuration(tmp_path: Path) -> None:
     loaded = config.load(file=file)
     assert loaded.auth.keys == {"alice": "secret"}
     assert loaded.engine.capacity == 8
+
+
+def test_the_token_of_the_protocol_page() -> None:
+    """The example of a token is the one that the code makes and accepts."""
+    token = make_token("web", "secret", expires=2_000_000_000)
+    assert f"    {token}\n" in PROTOCOL
+    access = config.AuthConfig(keys={"web": "secret"})
+    assert identify(access, Headers(), f"/v1/tts?token={token}", now=1_900_000_000) == "web"
+
+
+def test_warnings_are_documented() -> None:
+    """Every warning code that the code can send is on the page."""
+    sources = [(ROOT / "orpheus_ws" / name).read_text() for name in ("context.py", "session.py")]
+    used = set(re.findall(r'(?:warn_once\(|code=|_CODE: Final = )"([a-z_]+)"', "".join(sources)))
+    assert {"closed_context", "already_open", "context_idle", "unknown_tag"} <= used
+    for code in used | {"segment_length", "segment_loop"}:
+        assert f"`{code}`" in PROTOCOL
