@@ -230,21 +230,24 @@ def _destination(output: str | None) -> Iterator[Callable[[bytes], object]]:
         with _wav(sys.stdout.buffer) as wav:
             wav.writeframes(collected.getvalue())
     else:
-        with contextlib.ExitStack() as stack:
+        with _writing(output), contextlib.ExitStack() as stack:
             opened: list[wave.Wave_write] = []
 
             def write(pcm: bytes) -> None:
                 # Not before there is something to write: a failure leaves an old file as it is.
                 if not opened:
-                    opened.append(stack.enter_context(_wav(stack.enter_context(_opened(output)))))
+                    opened.append(
+                        stack.enter_context(_wav(stack.enter_context(Path(output).open("wb"))))
+                    )
                 opened[0].writeframes(pcm)
 
             yield write
 
 
-def _opened(output: str) -> IO[bytes]:
+@contextlib.contextmanager
+def _writing(output: str) -> Iterator[None]:
     try:
-        return Path(output).open("wb")
+        yield
     except OSError as error:
         raise ClientError(f"cannot write {output}: {error.strerror}") from error
 

@@ -63,7 +63,7 @@ async def connect(
         )
     except InvalidStatus as error:
         raise _refused(error) from error
-    except (OSError, ImportError, WebSocketException) as error:
+    except (OSError, ImportError, ValueError, WebSocketException) as error:
         raise ClientError(_unreachable(url, error)) from error
     try:
         client = Client(socket, await _greeting(socket, open_timeout))
@@ -162,6 +162,11 @@ class Utterance:
             async for piece in _pieces(self._text):
                 await self._client.send(m.Text(context=self.context, text=piece))
             await self._client.send(m.End(context=self.context))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                self.deliver(ClientError("what writes the text was cancelled"))
+            raise
         except Exception as error:  # noqa: BLE001 - raised where the utterance is iterated
             self.deliver(error)
 
@@ -280,10 +285,14 @@ class Client:
 
 def _unreachable(url: str, error: Exception) -> str:
     """Why no socket could be opened, as far as the kind of error tells."""
-    parts = urlsplit(url)
+    wrong = "the URL must be like ws://host:port/v1/tts"
+    try:
+        parts = urlsplit(url)
+        where = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'wss' else 80)}"
+    except ValueError:
+        return wrong
     if parts.scheme not in ("ws", "wss") or not parts.hostname:
-        return "the URL must be like ws://host:port/v1/tts"
-    where = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'wss' else 80)}"
+        return wrong
     match error:
         case ConnectionRefusedError():
             return f"nothing listens at {where}: is the server running?"
@@ -298,7 +307,10 @@ def _unreachable(url: str, error: Exception) -> str:
 
 
 def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
     return host in ("localhost", "::1") or host.startswith("127.")
 
 

@@ -138,6 +138,12 @@ class _Segment:
                         stall.reschedule(asyncio.get_running_loop().time() + self._stall_seconds)
         except OrpheusError:
             raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Nobody cancelled us: it is the engine's own, and would end the speaker in silence.
+            raise EngineFailed("the engine gave up this text; try again") from None
         except TimeoutError as error:
             raise EngineFailed("the engine stopped answering; try again") from error
         except Exception as error:

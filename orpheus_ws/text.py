@@ -294,6 +294,8 @@ def _ends_sentence(text: str) -> bool:
 
 def _with_space(text: str, space: str) -> str:
     """Append white space to text in which runs of it are already collapsed."""
+    if not text:
+        return ""
     if space != "\n":
         return text if text[-1:].isspace() else text + " "
     if text.endswith(_BLANK_LINE):

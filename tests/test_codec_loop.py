@@ -322,3 +322,23 @@ async def test_the_simulated_decoder_tells_its_frames() -> None:
     assert not np.any(samples[SAMPLES_PER_FRAME : 2 * SAMPLES_PER_FRAME])
     stream.close()
     await loop.close()
+
+
+async def test_a_decoder_that_miscounts() -> None:
+    """A decoder that answers for too few streams fails its step; the loop goes on."""
+    loop, decoder = await start()
+    whole = decoder.step
+    decoder.step = lambda batch: whole(batch)[1:]  # type: ignore[method-assign]
+    unlucky = loop.open()
+    unlucky.push(frames(1))
+    unlucky.finish()
+    with pytest.raises(Internal):
+        await unlucky.take(MAX_FRAMES_PER_JOB)
+    unlucky.close()
+    decoder.step = whole  # type: ignore[method-assign]
+    lucky = loop.open()
+    lucky.push(frames(2))
+    lucky.finish()
+    assert heard([await lucky.take(MAX_FRAMES_PER_JOB)]) == [2]
+    lucky.close()
+    await loop.close()

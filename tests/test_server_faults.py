@@ -1,9 +1,13 @@
 """The server over real sockets: engines that misbehave, and bad input."""
 
+import asyncio
+from collections.abc import AsyncGenerator
+
 import msgpack
 import pytest
 
 from orpheus_ws import messages as m
+from orpheus_ws.engine import Prompt
 from tests.harness import pcm, peer, turns_until
 from tests.server_peers import SENTENCE, closed, http, metric, one
 
@@ -98,6 +102,25 @@ async def test_engine_failure_is_one_contexts() -> None:
         assert failed.code == "engine_failed"
         await neighbour.say("a", SENTENCE)
         assert isinstance((await neighbour.utterance("a"))[-1], m.Done)
+        await connected.say("b", SENTENCE)
+        assert isinstance((await connected.utterance("b"))[-1], m.Done)
+
+
+async def test_an_engine_that_is_cancelled_inside() -> None:
+    """An engine whose own work is cancelled fails the context; it does not silence the socket."""
+
+    async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
+        future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        future.cancel()
+        yield await future
+
+    async with one() as (started, connected):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(started.engine, "generate", generate)
+            await connected.say("a", SENTENCE)
+            failed = (await connected.utterance("a"))[-1]
+            assert isinstance(failed, m.Error)
+            assert failed.code == "engine_failed"
         await connected.say("b", SENTENCE)
         assert isinstance((await connected.utterance("b"))[-1], m.Done)
 

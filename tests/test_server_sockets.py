@@ -1,18 +1,21 @@
 """The server over real sockets: admission, keys, limits, slow and silent peers."""
 
 import asyncio
+import contextlib
 import json
 
 import pytest
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from orpheus_ws import messages as m
 from orpheus_ws.audio import Player
 from orpheus_ws.errors import StartupError
+from orpheus_ws.metrics import clock
 from orpheus_ws.server.auth import make_token
-from tests.harness import pcm, peer, server, turns_until
+from orpheus_ws.session import Session
+from tests.harness import audio, pcm, peer, server, turns_until
 from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one
 
 # Sockets ------------------------------------------------------------------------------------------
@@ -239,3 +242,91 @@ async def test_audio_runs_at_most_lead_ahead(monkeypatch: pytest.MonkeyPatch) ->
     # The very last samples are held for the fade, and follow the chunk before at once.
     assert max(ahead[:-1]) <= 0.3
     assert max(ahead) > 0.1
+
+
+async def test_a_flood_leaves_the_others_their_turn() -> None:
+    """While one client floods, another's messages are read after a bounded number of the flood's."""
+    async with server() as started, peer(started.address.url) as flooder:
+        seen: list[str] = []
+        original = Session.receive
+
+        def recording(
+            session: Session, message: m.ClientMessage, now: float
+        ) -> list[m.ServerMessage]:
+            seen.append(getattr(message, "id", ""))
+            return original(session, message, now)
+
+        async with peer(started.address.url) as victim:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Session, "receive", recording)
+                for _ in range(2000):
+                    await flooder.send(m.Ping(id="flood"))
+                await victim.send(m.Ping(id="victim"))
+                for _ in range(2000):
+                    await flooder.send(m.Ping(id="flood"))
+                await victim.wait_for(m.Pong)
+            assert "victim" in seen
+
+
+async def test_pings_that_nobody_reads() -> None:
+    """A client that pings without reading the answers is cut off before they fill the memory."""
+    async with server() as started, peer(started.address.url) as connected:
+        connected.socket.transport.pause_reading()
+        payload = b"x" * 125
+        with contextlib.suppress(ConnectionClosed):
+            while started.admission.active:
+                for _ in range(500):
+                    await connected.socket.ping(payload + b"")
+                    payload = payload[1:] + payload[:1]
+                    connected.socket.pending_pings.clear()
+        await turns_until(lambda: started.admission.active == 0)
+        connected.socket.transport.abort()
+
+
+async def test_a_dead_engine_admits_nobody() -> None:
+    """Once the engine has died an upgrade is refused with 503 instead of failing every utterance."""
+    async with server() as started:
+        await started.engine.close()
+        with pytest.raises(InvalidStatus) as refusal:
+            await connect(started.address.url)
+        assert refusal.value.response.status_code == 503
+        assert await metric(started, "orpheus_handshakes_refused_total", reason="dead") == 1
+
+
+async def test_close_codes_of_clients_make_no_labels() -> None:
+    """Codes that a client invents are counted together."""
+    async with server() as started:
+        for code in (1000, 3001, 3002, 4999):
+            async with peer(started.address.url) as connected:
+                await connected.socket.close(code)
+        await turns_until(lambda: not started._connections)
+        assert await metric(started, "orpheus_socket_closes_total", code="other") == 3
+        assert await metric(started, "orpheus_socket_closes_total", code="1000") == 1
+
+
+async def test_lead_is_the_listeners() -> None:
+    """Contexts one after the other share the lead: many short ones do not run far ahead."""
+    async with one() as (started, connected):
+        await connected.send(m.Config(lead_ms=500))
+        for number in range(6):
+            await connected.say(f"{number}", "Hi there.")
+        received = await connected.utterance("5")
+        (connection,) = started._connections
+        assert connection._voice is not None
+        total = len(b"".join(message.pcm for message in audio(received))) / 48_000
+        assert total > 1.5
+        assert connection._voice.player.in_hand(clock()) <= 0.5 + 0.5
+
+
+async def test_a_shutdown_waits_for_nobody_who_does_not_read() -> None:
+    """Leaving the server ends although a client reads nothing, and no task stays behind."""
+    before = len(asyncio.all_tasks())
+    settings = ("engine.options.fault=never_stops", "server.write_seconds=60")
+    async with server(*settings) as started, peer(started.address.url) as deaf:
+        deaf.socket.transport.pause_reading()
+        for number in range(8):
+            await deaf.say(f"{number}", SENTENCE)
+        await turns_until(lambda: started.engine.statistics().tokens > 0)
+        await started.drain()
+        deaf.socket.transport.abort()
+    await turns_until(lambda: len(asyncio.all_tasks()) <= before)

@@ -369,3 +369,10 @@ def test_words_after_a_bracket_are_not_held_for_ever() -> None:
     segmenter = Segmenter()
     assert segmenter.feed("If a <b then it is true. ") == []
     assert segmenter.release() == ["If a b then it is true."]
+
+
+def test_white_space_before_text_costs_nothing() -> None:
+    """What stands before the first word has no length, so it moves no cut."""
+    words = "alpha beta gamma delta epsilon zeta " * 40
+    assert segments("One.\n\n \n" + words) == segments("One.\n\n", " \n", words)
+    assert segments(" \n\n" + words) == segments(words)

@@ -144,19 +144,17 @@ class CodecLoop:
 
     def _step(self, decoder: Decoder, batch: list[_Job]) -> None:
         started = time.perf_counter()
-        decoded: Sequence[Samples | None]
+        streams = [job.stream for job in batch]
         try:
             for job in batch:
                 if job.fresh:
                     decoder.reset(job.work.slot)
             decoded = decoder.step([job.work for job in batch])
+            results = [_Result(*pair) for pair in zip(streams, decoded, strict=True)]
         except Exception as error:  # noqa: BLE001 - fails these streams, not the loop
             _log.error("decode failed", extra={"error": type(error).__name__})
-            decoded = [None] * len(batch)
+            results = [_Result(stream, None) for stream in streams]
         seconds = time.perf_counter() - started
-        results = [
-            _Result(job.stream, samples) for job, samples in zip(batch, decoded, strict=True)
-        ]
         frames = sum(len(job.work.frames) for job in batch)
         try:
             self._event_loop.call_soon_threadsafe(self._deliver, results, frames, seconds)

@@ -16,6 +16,7 @@ import msgspec
 import prometheus_client
 from prometheus_client import CollectorRegistry
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.frames import CloseCode
 
 from orpheus_ws import audio
 from orpheus_ws import messages as m
@@ -25,10 +26,10 @@ from orpheus_ws.config import Config, ServerConfig
 from orpheus_ws.context import Moved
 from orpheus_ws.engine import Engine, find_engine
 from orpheus_ws.errors import StartupError
-from orpheus_ws.metrics import Metrics, clock
+from orpheus_ws.metrics import Metrics
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission
-from orpheus_ws.server.connection import Connection
+from orpheus_ws.server.connection import CLOSE_SECONDS, Connection
 from orpheus_ws.server.handshake import SPEECH_PATH, AdmittedConnection, Handshake, tune
 from orpheus_ws.server.health import Health
 from orpheus_ws.session import Session
@@ -107,19 +108,18 @@ class Server:
             self._connections.discard(connection)
             if not self._connections:
                 self._empty.set()
-            self.metrics.socket_closes.labels(str(_close_code(socket))).inc()
+            self.metrics.socket_closes.labels(_close_code(socket)).inc()
 
     async def drain(self) -> None:
         """Admit nobody and wait until the open sockets are done, at most `drain_seconds`."""
         self.admission.draining = True
         seconds = self.config.server.drain_seconds
         _log.info("draining", extra={"sockets": len(self._connections), "seconds": seconds})
-        deadline = clock() + seconds
-        async with asyncio.TaskGroup() as tasks:
-            for connection in self._connections:
-                tasks.create_task(connection.drain(int(seconds * 1000)))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, deadline - clock())):
+            async with asyncio.timeout(seconds):
+                async with asyncio.TaskGroup() as tasks:
+                    for connection in self._connections:
+                        tasks.create_task(connection.drain(int(seconds * 1000)))
                 await self._empty.wait()
 
     def _open_session(self, moved: Moved) -> Session:
@@ -152,11 +152,16 @@ class Server:
         )
 
 
-def _close_code(socket: ServerConnection) -> int:
-    """The code of whoever closed first; 1006 when the connection was simply lost."""
+def _close_code(socket: ServerConnection) -> str:
+    """The code of whoever closed first; 1006 when the connection was simply lost.
+
+    Codes that only a client can think of are one label together, or it could make thousands.
+    """
     protocol = socket.protocol
     first = protocol.close_rcvd if protocol.close_rcvd_then_sent else protocol.close_sent
-    return 1006 if first is None else int(first.code)
+    if first is None:
+        return "1006"
+    return str(int(first.code)) if any(first.code == known for known in CloseCode) else "other"
 
 
 @contextlib.asynccontextmanager
@@ -246,7 +251,14 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
     async def close() -> None:
         server.admission.draining = True
         listener.close(code=1001, reason="shutdown")
-        await listener.wait_closed()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await listener.wait_closed()
+        except TimeoutError:
+            # Peers that do not read do not see the close frame either.
+            for socket in list(listener.all_connections):
+                socket.transport.abort()
+            await listener.wait_closed()
 
     stack.push_async_callback(close)
     return int(listener.sockets[0].getsockname()[1])

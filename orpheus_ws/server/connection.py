@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
@@ -27,16 +28,19 @@ from orpheus_ws.synthesis import Chunk, Synthesis
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
 from orpheus_ws.wire import Wire
 
+CLOSE_SECONDS: Final = 2.0
+"""How long a peer may take to acknowledge that its socket is closed."""
+
 _log = logging.getLogger("orpheus_ws.server")
 
 
 class _Voice:
     """What speaking a context needs from one segment to the next."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, player: Player) -> None:
         self.context = context
         self.shaper = Shaper()
-        self.player = Player()
+        self.player = player
         self.encode = encoder(context.settings.encoding, context.settings.sample_rate)
         self.lead = context.settings.lead_ms / 1000
 
@@ -95,10 +99,10 @@ class Connection:
             pass
         except* SlowConsumer as errors:
             _log.info("slow consumer", extra={"error": str(errors.exceptions[0])})
-            await self._abort(SlowConsumer.close_code or 1008, SlowConsumer.code)
+            await self._close(1008, SlowConsumer.code)
         except* Exception as errors:  # noqa: BLE001 - said in the log, and to the peer as 1011
             _log.error("socket failed", exc_info=errors.exceptions[0])
-            await self._socket.close(1011, Internal.code)
+            await self._close(1011, Internal.code)
         finally:
             self._gone = True
             self._session.abandon()
@@ -125,13 +129,16 @@ class Connection:
             except BadMessage as error:
                 await self._send(self._session.refuse(error))
                 if error.close_code is not None:
-                    await self._socket.close(error.close_code, error.code)
+                    await self._close(error.close_code, error.code)
                     return
+                await asyncio.sleep(0)
                 continue
             replies = self._session.receive(message, clock())
             self._interrupt_ended()
             await self._send_all(replies)
             self._news.set()
+            # Queued frames are read without waiting: a flood must not keep the others from theirs.
+            await asyncio.sleep(0)
 
     def _check_size(self, frame: str | bytes) -> None:
         size = len(frame.encode()) if isinstance(frame, str) else len(frame)
@@ -162,13 +169,13 @@ class Connection:
                     if not await self._wait(until):
                         return
                 case Goodbye():
-                    await self._socket.close(1000, "closed")
+                    await self._close(1000, "closed")
                     return
 
     async def _utter(self, context: Context, text: str) -> None:
         """Speak a segment, unless it is interrupted, and say how that went."""
         if self._voice is None or self._voice.context is not context:
-            self._voice = _Voice(context)
+            self._voice = _Voice(context, self._player_for_next())
         failure: OrpheusError | None = None
         try:
             async with asyncio.timeout(None) as self._scope:
@@ -191,6 +198,13 @@ class Connection:
             self._cancelled_at = None
         if failure is not None and context.live:
             await self._send(self._session.fail(context, failure))
+
+    def _player_for_next(self) -> Player:
+        """The listener's player, while it still plays the context before; or else a fresh one."""
+        last = self._voice
+        if last is None or last.context.state is not State.DONE:
+            return Player()
+        return last.player if last.player.in_hand(clock()) > 0 else Player()
 
     async def _segment(self, voice: _Voice, text: str) -> None:
         context, trace = voice.context, voice.context.trace
@@ -256,12 +270,12 @@ class Connection:
         if not self._session.contexts:
             now = clock()
             if self._draining:
-                await self._socket.close(1012, "restart")
+                await self._close(1012, "restart")
                 return False
             session_end = self._opened_at + self._limits.session_seconds
             idle_end = self._active_at + self._limits.idle_seconds
             if min(session_end, idle_end) <= now:
-                await self._socket.close(1001, "idle" if idle_end <= now else "session_expired")
+                await self._close(1001, "idle" if idle_end <= now else "session_expired")
                 return False
             deadlines += [session_end, idle_end]
         timeout = min(deadlines) - clock() if deadlines else None
@@ -290,12 +304,13 @@ class Connection:
             seconds = self._server.write_seconds
             raise SlowConsumer(f"nothing was read for {seconds:g} s while audio was due") from None
 
-    async def _abort(self, code: int, reason: str) -> None:
-        """Close a socket whose peer may never read the close frame."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
+    async def _close(self, code: int, reason: str) -> None:
+        """Close the socket, also if its peer never reads the close frame."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
                 await self._socket.close(code, reason)
-        self._socket.transport.abort()
+        except TimeoutError:
+            self._socket.transport.abort()
 
     # Accounts ------------------------------------------------------------------------------------
 

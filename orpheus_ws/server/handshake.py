@@ -31,6 +31,8 @@ JSON_TYPE: Final = "application/json"
 SEND_BUFFER_BYTES: Final = 65_536
 """The default on loopback swallows over a minute of audio before a write blocks."""
 UNSENT_LOW_WATER_BYTES: Final = 16_384
+MAX_UNSENT_BYTES: Final = 1_048_576
+"""What we send waits far below this; only answers to pings that nobody reads grow beyond."""
 USER_TIMEOUT_MS: Final = 60_000
 """A peer that acknowledges nothing for this long is dead. Missing pongs never close a socket."""
 
@@ -43,6 +45,12 @@ class AdmittedConnection(ServerConnection):
     admission: Admission | None = None
     """Who to give the slot back to; set when one is reserved."""
     lost = False
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop. The library answers pings without waiting for room to send."""
+        super().data_received(data)
+        if self.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop exactly once for every accepted TCP connection."""
@@ -107,16 +115,16 @@ class Handshake:
         if connection.lost:
             # The client left during the handshake. A slot taken now would never come back.
             return None
-        if self._admission.reserve(connection):
+        if self._health.alive and self._admission.reserve(connection):
             connection.admission = self._admission
             return None
-        draining = self._admission.draining
-        refusal = self._refuse(
-            connection,
-            503,
-            "draining" if draining else "full",
-            "the server is going away" if draining else "all streams are in use; try again shortly",
-        )
+        if not self._health.alive:
+            reason, advice = "dead", "the engine has died; try another server"
+        elif self._admission.draining:
+            reason, advice = "draining", "the server is going away; try another one"
+        else:
+            reason, advice = "full", "all streams are in use; try again shortly"
+        refusal = self._refuse(connection, 503, reason, advice)
         refusal.headers["Retry-After"] = str(self._server.retry_after_seconds)
         return refusal
 

@@ -37,6 +37,11 @@ class Health:
         self._work = asyncio.Event()
         self._probing: asyncio.Task[bool] | None = None
 
+    @property
+    def alive(self) -> bool:
+        """False once the engine can never answer again."""
+        return self._engine.alive
+
     def worked(self) -> None:
         """Audio was produced just now."""
         self._worked_at = clock()

@@ -21,6 +21,13 @@ _AUDIO_VERSION: Final = 1
 _T = TypeVar("_T")
 _F = TypeVar("_F", str, bytes)
 
+# A character beyond U+FFFF is two escapes in JSON. Clients that cut text cut between them, too.
+_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_ESCAPE: Final = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2}|.)",
+    re.DOTALL,
+)
+
 _EXPECTED: Final = re.compile(
     r"Expected (?P<what>.+?)(?:, got `\w+`)? - at `\$\.(?P<path>[\w.]+)`\Z"
 )
@@ -82,6 +89,8 @@ class JsonWire:
         """See `Wire`."""
         if not isinstance(frame, str):
             raise WrongFrameKind("send JSON messages in text frames")
+        if _SURROGATE.search(frame):
+            frame = _ESCAPE.sub(_without_halves, frame)
         return _decode(self._requests.decode, frame, ClientMessage)
 
     def encode_request(self, message: ClientMessage) -> str:
@@ -108,6 +117,11 @@ class JsonWire:
 
 
 WIRES: Final = (MsgpackWire(), JsonWire())
+
+
+def _without_halves(escape: re.Match[str]) -> str:
+    """Nothing for half a surrogate pair, which has no sound; everything else as it is."""
+    return "" if len(escape.group()) == 6 else escape.group()
 
 
 def _binary(frame: str | bytes) -> bytes:
