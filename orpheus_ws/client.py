@@ -200,9 +200,9 @@ class Client:
         """Prepare to speak `text`, whole or as it is written; None is the server's default.
 
         Pieces are put together as they are, so they bring their own spaces; None among them, as
-        language models' streams have it, is passed over. Nothing is sent before
-        the utterance is iterated. More than `ready.limits.text_chars` characters at once are refused
-        with `text_too_long`; give longer text piece by piece as it is spoken.
+        language models' streams have it, is passed over. Nothing is sent before the utterance is
+        iterated. More than `ready.limits.text_chars` characters at once are refused with
+        `text_too_long`; give longer text piece by piece as it is spoken.
         """
         opening = m.Open(
             context=f"u{next(self._numbers)}",

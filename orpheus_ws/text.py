@@ -213,8 +213,11 @@ class Segmenter:
         if clause > len(text) // 2:
             return clause + 2
         space = max(text.rfind(" "), text.rfind("\n"))
+        if space > 0:
+            return space + 1
         # A single word longer than a segment has no good place; anywhere outside a tag will do.
-        return space + 1 if space > 0 else max(text.rfind("<"), 0) or len(text)
+        tag = text.rfind("<")
+        return tag if tag > 0 else len(text)
 
     def _emit(self, end: int, segments: list[str]) -> None:
         segment = " ".join(self._buffer[:end].split())

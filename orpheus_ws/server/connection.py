@@ -227,10 +227,10 @@ class Connection:
     async def _end_segment(self, context: Context, text: str, sent_at: float | None) -> None:
         """Account for a segment whose last sample was sent at `sent_at`."""
         trace = context.trace
-        if sent_at is not None:
+        if sent_at is not None:  # a segment that was silent throughout is none to a listener
             trace.segments += 1
             trace.first_sentence_at = trace.first_sentence_at or sent_at
-        self._metrics.observe(trace, Moment.SEGMENT)
+            self._metrics.observe(trace, Moment.SEGMENT)
         await self._send_all(context.end_segment(text, trace.reason))
 
     async def _send_chunk(self, voice: _Voice, chunk: Chunk, previous: float | None) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 
 from orpheus_ws import messages as m
 from tests.harness import pcm, peer, server
+from tests.server_peers import metric
 from tests.voice.recogniser import Recogniser, matched, words_of
 
 TEXT = (
@@ -21,11 +22,13 @@ async def test_tags_alone_are_no_failure() -> None:
     """A segment that has only a tag is a silence to this voice; what follows is spoken."""
     settings = ("engine.name=pocket", "codec.name=streaming")
     async with server(*settings) as started, peer(started.address.url) as connected:
-        await connected.say("a", "<laugh>\n\nHello there.")
+        await connected.say("a", "<laugh>\n\nHello there.\n\n<sigh>")
         received = await connected.utterance("a")
         assert isinstance(received[-1], m.Done)
         assert [x.text for x in received if isinstance(x, m.Segment)] == ["Hello there."]
         assert pcm(received)
+        # Nor does the silence count as another first sentence.
+        assert await metric(started, "orpheus_time_to_first_sentence_seconds_count") == 1
 
 
 def test_say_with_a_server_of_its_own(tmp_path: Path) -> None:
