@@ -1,22 +1,16 @@
-"""What happens to samples between the codec and the socket. Pure.
+"""What happens to samples between the codec and the listener: silence, joins, fades. Pure.
 
-Rule: float samples in, PCM bytes out; a chunk is always a whole number of samples. One `Shaper` per
-context, because the pause between two segments belongs to both of them: the first segment starts
-within 50 ms of its first sound, the pause between segments is natural but bounded, and no edge
-clicks.
+Rule: float samples in, float samples out; nothing here knows an encoding. One `Shaper` per context,
+because the pause between two segments belongs to both of them: the first segment starts within
+50 ms of its first sound, the pause between segments is natural but bounded, and no edge clicks.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from orpheus_ws.errors import UnsupportedFormat
+from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import SAMPLE_RATE
-
-Samples = NDArray[np.float32]
-"""Mono, 24 kHz, nominally within ±1."""
 
 AUDIBLE: Final = 0.01
 """Samples below this (−40 dB) are silence: the embedded voice idles below −46 dB, and Orpheus's
@@ -40,32 +34,6 @@ _LONGEST_SILENCE: Final = LONGEST_PAUSE - 2 * FADE
 _LONGEST_TAIL: Final = _LONGEST_SILENCE - FADE
 
 _FADE_IN: Final = (0.5 - 0.5 * np.cos(np.pi * (np.arange(FADE) + 0.5) / FADE)).astype(np.float32)
-
-
-def _pcm_s16le(samples: Samples) -> bytes:
-    scaled = np.clip(np.rint(samples * 32767.0), -32768, 32767)
-    encoded: bytes = scaled.astype("<i2").tobytes()
-    return encoded
-
-
-def _pcm_f32le(samples: Samples) -> bytes:
-    return samples.astype("<f4").tobytes()
-
-
-ENCODINGS: Final[dict[str, Callable[[Samples], bytes]]] = {
-    "pcm_s16le": _pcm_s16le,
-    "pcm_f32le": _pcm_f32le,
-}
-SAMPLE_RATES: Final = (SAMPLE_RATE,)
-
-
-def encoder(encoding: str, sample_rate: int) -> Callable[[Samples], bytes]:
-    """Return the function from samples to PCM. Raises `UnsupportedFormat`."""
-    if encoding not in ENCODINGS:
-        raise UnsupportedFormat(f"use one of the encodings {', '.join(ENCODINGS)}")
-    if sample_rate not in SAMPLE_RATES:
-        raise UnsupportedFormat(f"use one of the sample rates {', '.join(map(str, SAMPLE_RATES))}")
-    return ENCODINGS[encoding]
 
 
 class Shaper:

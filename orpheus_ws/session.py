@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from orpheus_ws import messages as m
-from orpheus_ws.audio import encoder
 from orpheus_ws.context import Context, Event, FlushMark, Moved, State
 from orpheus_ws.errors import BadMessage, ContextLimit, OrpheusError, TextTooLong, UnknownVoice
+from orpheus_ws.pcm import check_format
 
 REMEMBERED_CONTEXTS: Final = 1024
 """Ids of ended contexts kept, so that late messages for them are told from new ones."""
@@ -155,7 +155,7 @@ class Session:
     def _checked(self, settings: m.Settings) -> m.Settings:
         if settings.voice not in self._voices:
             raise UnknownVoice(f"use one of the voices {', '.join(self._voices)}")
-        encoder(settings.encoding, settings.sample_rate)
+        check_format(settings.encoding, settings.sample_rate)
         return settings
 
     def _text(self, message: m.Text, now: float) -> list[m.ServerMessage]:

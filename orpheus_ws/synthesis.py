@@ -9,16 +9,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
 
-from orpheus_ws.audio import AUDIBLE, Samples, Shaper
+from orpheus_ws.audio import AUDIBLE, Shaper
 from orpheus_ws.codec import Codec, CodecStream
 from orpheus_ws.engine import Engine, Prompt
 from orpheus_ws.errors import EngineFailed, NoAudio, OrpheusError
 from orpheus_ws.metrics import Metrics, Trace, clock
+from orpheus_ws.pcm import Chunk, Output, Samples
 from orpheus_ws.tokens import (
     FRAME_SECONDS,
     SAMPLE_RATE,
@@ -32,13 +33,6 @@ STALL_SECONDS: Final = 30.0
 """An engine that says nothing for this long is given up; a full batch's prefill takes well below."""
 
 _log = logging.getLogger("orpheus_ws.synthesis")
-
-
-class Chunk(NamedTuple):
-    """PCM in the negotiated encoding; never empty."""
-
-    pcm: bytes
-    samples: int
 
 
 class Synthesis:
@@ -61,14 +55,14 @@ class Synthesis:
         self,
         prompt: Prompt,
         shaper: Shaper,
-        encode: Callable[[Samples], bytes],
+        output: Output,
         trace: Trace,
         room: Callable[[], float],
     ) -> AsyncGenerator[Chunk, None]:
-        """Yield the segment's audio; afterwards `trace.reason` says how it ended.
+        """Yield the segment's audio, never an empty chunk; then `trace.reason` says how it ended.
 
-        `shaper` is the context's and remembers the pause before; `room` tells how many seconds of
-        audio may be decoded now. Raises `EngineFailed`, `Internal`
+        `shaper` and `output` are the context's and remember what came before; `room` tells how
+        many seconds of audio may be decoded now. Raises `EngineFailed`, `Internal`
         (the decode failed), and `NoAudio` when a second attempt with another seed gave no frame
         either. Use it under `contextlib.aclosing`; closing frees engine and codec.
         """
@@ -76,12 +70,12 @@ class Synthesis:
             segment = _Segment(self._engine, self._metrics, attempt, trace, self._stall_seconds)
             async with contextlib.aclosing(segment.samples(self._codec, room)) as decoded:
                 async for samples in decoded:
-                    shaped = shaper.feed(samples)
-                    if len(shaped):
-                        yield Chunk(encode(shaped), len(shaped))
-            tail = shaper.finish()
-            if len(tail):
-                yield Chunk(encode(tail), len(tail))
+                    chunk = output.feed(shaper.feed(samples))
+                    if chunk.samples:
+                        yield chunk
+            chunk = output.finish(shaper.finish())
+            if chunk.samples:
+                yield chunk
             if segment.frames:
                 trace.trimmed_seconds = shaper.trimmed / SAMPLE_RATE
                 return

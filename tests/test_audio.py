@@ -8,11 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orpheus_ws.audio import (
-    AUDIBLE,
-    Samples,
-    Shaper,
-)
+from orpheus_ws.audio import AUDIBLE, Shaper
+from orpheus_ws.pcm import Samples
 
 FADE = 240
 LARGEST_STEP = 0.02

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orpheus_ws.audio import Samples
 from orpheus_ws.codec import CodecStream, Decoder, Work, open_decoder
 from orpheus_ws.codec.loop import MAX_FRAMES_PER_JOB, CodecLoop
 from orpheus_ws.codec.simulated import periods, tone
 from orpheus_ws.config import CodecConfig
 from orpheus_ws.errors import Internal, Overloaded, StartupError
+from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import SAMPLES_PER_FRAME, Frame
 from tests.harness import turns_until
 

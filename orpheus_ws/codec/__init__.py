@@ -11,8 +11,8 @@ N frames give exactly N × 2048 samples, head and tail included, whatever the ch
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from orpheus_ws.audio import Samples
 from orpheus_ws.config import CodecConfig, load_part
+from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import Frame
 
 

@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from orpheus_ws.audio import Samples
 from orpheus_ws.codec import CodecStatistics, CodecStream, Decoder, Work
 from orpheus_ws.errors import Internal, OrpheusError, Overloaded
+from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import Frame
 
 MAX_FRAMES_PER_JOB: Final = 8

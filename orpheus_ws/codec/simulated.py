@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from orpheus_ws.audio import Samples
 from orpheus_ws.codec import Decoder, Work
 from orpheus_ws.config import CodecConfig, read_options
+from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import SAMPLES_PER_FRAME, Frame
 
 LOWEST_PERIODS: Final = 16

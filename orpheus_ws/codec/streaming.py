@@ -24,10 +24,10 @@ from snac.layers import NoiseBlock
 from torch import nn
 from torch.nn.utils import parametrize
 
-from orpheus_ws.audio import Samples
 from orpheus_ws.codec import Decoder, Work
 from orpheus_ws.config import CodecConfig, read_options
 from orpheus_ws.errors import StartupError
+from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import CODEBOOK_SIZE, LEVEL_SLOTS, SAMPLE_RATE, SAMPLES_PER_FRAME, Frame
 
 RADIUS: Final = 4757

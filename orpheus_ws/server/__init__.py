@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import CloseCode
 
-from orpheus_ws import audio
 from orpheus_ws import messages as m
+from orpheus_ws import pcm
 from orpheus_ws.codec import open_decoder
 from orpheus_ws.codec.loop import CodecLoop
 from orpheus_ws.config import Config, ServerConfig
@@ -145,8 +145,8 @@ class Server:
     def _ready(self) -> m.Ready:
         return m.Ready(
             session=secrets.token_hex(8),
-            encodings=tuple(audio.ENCODINGS),
-            sample_rates=audio.SAMPLE_RATES,
+            encodings=tuple(pcm.ENCODINGS),
+            sample_rates=pcm.SAMPLE_RATES,
             voices=self.engine.voices,
             limits=self._limits,
         )

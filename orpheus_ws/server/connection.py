@@ -16,15 +16,16 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from orpheus_ws import messages as m
-from orpheus_ws.audio import Player, Shaper, encoder
+from orpheus_ws.audio import Player, Shaper
 from orpheus_ws.config import LimitsConfig, ServerConfig
 from orpheus_ws.context import TERMINAL, Context, Moved, State
 from orpheus_ws.engine import Prompt
 from orpheus_ws.errors import BadMessage, Internal, MessageTooBig, OrpheusError, SlowConsumer
 from orpheus_ws.metrics import Metrics, Moment, clock
+from orpheus_ws.pcm import Chunk, Output
 from orpheus_ws.server.health import Health
 from orpheus_ws.session import Goodbye, Say, Session, Speak, Wait
-from orpheus_ws.synthesis import Chunk, Synthesis
+from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
 from orpheus_ws.wire import Wire
 
@@ -41,7 +42,7 @@ class _Voice:
         self.context = context
         self.shaper = Shaper()
         self.player = player
-        self.encode = encoder(context.settings.encoding, context.settings.sample_rate)
+        self.output = Output(context.settings.encoding, context.settings.sample_rate)
         self.lead = context.settings.lead_ms / 1000
 
     def room(self) -> float:
@@ -209,7 +210,7 @@ class Connection:
     async def _segment(self, voice: _Voice, text: str) -> None:
         context, trace = voice.context, voice.context.trace
         speech = self._synthesis.speak(
-            _prompt(context, text), voice.shaper, voice.encode, trace, voice.room
+            _prompt(context, text), voice.shaper, voice.output, trace, voice.room
         )
         previous: float | None = None
         async with contextlib.aclosing(speech) as chunks:

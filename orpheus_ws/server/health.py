@@ -11,11 +11,12 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from orpheus_ws.audio import Shaper, encoder
+from orpheus_ws.audio import Shaper
 from orpheus_ws.codec import Codec
 from orpheus_ws.engine import Engine, Prompt
 from orpheus_ws.errors import OrpheusError
 from orpheus_ws.metrics import Metrics, Trace, clock
+from orpheus_ws.pcm import Output
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.tokens import SAMPLE_RATE
@@ -73,7 +74,7 @@ class Health:
         """Speak a word and throw it away; true if there was audio in time."""
         prompt = Prompt(text=_PROBE_TEXT, voice=self._engine.voices[0], seed=0)
         speech = self._synthesis.speak(
-            prompt, Shaper(), encoder("pcm_s16le", SAMPLE_RATE), Trace(), lambda: PROBE_SECONDS
+            prompt, Shaper(), Output("pcm_s16le", SAMPLE_RATE), Trace(), lambda: PROBE_SECONDS
         )
         try:
             async with asyncio.timeout(PROBE_SECONDS), contextlib.aclosing(speech) as chunks:

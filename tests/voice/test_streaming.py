@@ -11,7 +11,6 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from orpheus_ws.audio import Samples
 from orpheus_ws.codec import Work, open_decoder
 from orpheus_ws.codec.streaming import (
     RADIUS,
@@ -22,6 +21,7 @@ from orpheus_ws.codec.streaming import (
 )
 from orpheus_ws.config import CodecConfig
 from orpheus_ws.errors import StartupError
+from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import SAMPLES_PER_FRAME, Frame
 
 GOLDEN = load_file(Path(__file__).parents[1] / "data" / "pocket" / "golden.safetensors")

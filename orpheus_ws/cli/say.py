@@ -1,9 +1,4 @@
-"""The command line: the only reader of arguments and environment.
-
-Rule: commands parse, call, and print; what they do is elsewhere. What a program may read goes to
-standard output, logs and what is for people to standard error. Exit codes: 0 done, 1 it did not work (one line says why), 2 wrong
-usage.
-"""
+"""`orpheus-ws say`: speak a text into a file or aloud, and measure it."""
 
 import asyncio
 import contextlib
@@ -16,7 +11,7 @@ import subprocess
 import sys
 import time
 import wave
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
@@ -24,12 +19,10 @@ import click
 import msgspec
 import numpy as np
 
-import orpheus_ws
 from orpheus_ws import config as configuration
-from orpheus_ws import logs
 from orpheus_ws.audio import AUDIBLE
 from orpheus_ws.client import connect
-from orpheus_ws.errors import ClientError, OrpheusError, StartupError
+from orpheus_ws.errors import ClientError, StartupError
 from orpheus_ws.tokens import SAMPLE_RATE
 
 API_KEY_VARIABLE: Final = "ORPHEUS_API_KEY"
@@ -44,84 +37,6 @@ PLAYERS: Final = (
 """Programs that play raw PCM from standard input; the first one installed is used."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(orpheus_ws.__version__, prog_name="orpheus-ws")
-def cli() -> None:
-    """Real-time Orpheus speech over WebSockets."""
-
-
-def main() -> None:
-    """Run the command line; errors of ours become one line and exit code 1."""
-    try:
-        cli(standalone_mode=True)
-    except OrpheusError as error:
-        click.echo(f"orpheus-ws: {error}", err=True)
-        sys.exit(1)
-
-
-# serve --------------------------------------------------------------------------------------------
-
-
-@cli.command()
-@click.option(
-    "--config", "file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file."
-)
-@click.option("--host", help="Address to listen on.  [server.host]")
-@click.option("--port", help="Port; 0 takes a free one.  [server.port]")
-@click.option("--metrics-port", help="Port of /metrics.  [server.metrics_port]")
-@click.option("--engine", help="pocket, simulated, or a dotted module.  [engine.name]")
-@click.option("--capacity", help="Streams at once.  [engine.capacity]")
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
-)
-def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None) -> None:
-    """Serve speech until SIGTERM or SIGINT, then let open utterances finish.
-
-    Configuration comes from the file, then ORPHEUS_WS_* variables (ORPHEUS_WS_SERVER__PORT=9000),
-    then these options. One JSON line on standard output says where the server listens once it has
-    spoken a test word.
-    """
-    keys = {
-        "host": "server.host",
-        "port": "server.port",
-        "metrics_port": "server.metrics_port",
-        "engine": "engine.name",
-        "capacity": "engine.capacity",
-    }
-    flags = [f"{keys[name]}={value}" for name, value in shortcuts.items() if value is not None]
-    config = configuration.load(file=file, environment=os.environ, flags=[*flags, *settings])
-    logs.configure(config.log.level)
-    _run(_serve(config))
-
-
-async def _serve(config: configuration.Config) -> None:
-    # Imported here, so that the client's commands need nothing that only a server needs.
-    from orpheus_ws.server import running
-
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with running(config) as server:
-        address = server.address
-        metrics = f"http://{config.server.metrics_host}:{address.metrics_port}/metrics"
-        click.echo(json.dumps({"url": address.url, "metrics": metrics}))
-        await stop.wait()
-        await server.drain()
-
-
-def _run(main: Coroutine[None, None, None]) -> None:
-    try:
-        import uvloop
-    except ModuleNotFoundError:  # not made for Windows
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
-
-
-# say ----------------------------------------------------------------------------------------------
-
-
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What `say` measured. Times are from handing over the text.
 
@@ -134,7 +49,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     audio_seconds: float
 
 
-@cli.command()
+@click.command()
 @click.argument("text", nargs=-1)
 @click.option("-o", "--output", help="WAV file to write, or - for standard output.")
 @click.option("--url", default=DEFAULT_URL, show_default=True, help="The server.")

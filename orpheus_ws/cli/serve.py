@@ -1,0 +1,70 @@
+"""`orpheus-ws serve`: run the server until it is told to stop."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+
+import click
+
+from orpheus_ws import config as configuration
+from orpheus_ws import logs
+
+
+@click.command()
+@click.option(
+    "--config", "file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file."
+)
+@click.option("--host", help="Address to listen on.  [server.host]")
+@click.option("--port", help="Port; 0 takes a free one.  [server.port]")
+@click.option("--metrics-port", help="Port of /metrics.  [server.metrics_port]")
+@click.option("--engine", help="pocket, simulated, or a dotted module.  [engine.name]")
+@click.option("--capacity", help="Streams at once.  [engine.capacity]")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
+)
+def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None) -> None:
+    """Serve speech until SIGTERM or SIGINT, then let open utterances finish.
+
+    Configuration comes from the file, then ORPHEUS_WS_* variables (ORPHEUS_WS_SERVER__PORT=9000),
+    then these options. One JSON line on standard output says where the server listens once it has
+    spoken a test word.
+    """
+    keys = {
+        "host": "server.host",
+        "port": "server.port",
+        "metrics_port": "server.metrics_port",
+        "engine": "engine.name",
+        "capacity": "engine.capacity",
+    }
+    flags = [f"{keys[name]}={value}" for name, value in shortcuts.items() if value is not None]
+    config = configuration.load(file=file, environment=os.environ, flags=[*flags, *settings])
+    logs.configure(config.log.level)
+    _run(_serve(config))
+
+
+async def _serve(config: configuration.Config) -> None:
+    # Imported here, so that the client's commands need nothing that only a server needs.
+    from orpheus_ws.server import running
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(config) as server:
+        address = server.address
+        metrics = f"http://{config.server.metrics_host}:{address.metrics_port}/metrics"
+        click.echo(json.dumps({"url": address.url, "metrics": metrics}))
+        await stop.wait()
+        await server.drain()
+
+
+def _run(main: Coroutine[None, None, None]) -> None:
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # not made for Windows
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
