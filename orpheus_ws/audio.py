@@ -5,12 +5,12 @@ because the pause between two segments belongs to both of them: the first segmen
 50 ms of its first sound, the pause between segments is natural but bounded, and no edge clicks.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from orpheus_ws.pcm import Samples
-from orpheus_ws.tokens import SAMPLE_RATE
+from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE
 
 AUDIBLE: Final = 0.01
 """Samples below this (−40 dB) are silence: the embedded voice idles below −46 dB, and Orpheus's
@@ -66,9 +66,11 @@ class Shaper:
         if not self._sounded:
             self._held = pending
             return _EMPTY
-        keep = max(min(FADE, len(pending)), self._silence(pending) - _LONGEST_TAIL)
-        ready, self._held = pending[: len(pending) - keep], pending[len(pending) - keep :]
-        return self._send(ready, fade_out=False)
+        loud = _loud(pending)
+        keep = max(min(FADE, len(pending)), self._silence(loud) - _LONGEST_TAIL)
+        cut = len(pending) - keep
+        self._held = pending[cut:]
+        return self._send(pending[:cut], loud[:cut], fade_out=False)
 
     def finish(self) -> Samples:
         """End the segment: its tail, faded. A segment without a sound gives nothing."""
@@ -76,21 +78,23 @@ class Shaper:
         if not self._sounded:
             self.trimmed += len(tail)
             return _EMPTY
-        excess = max(0, self._silence(tail) - _LONGEST_TAIL)
+        loud = _loud(tail)
+        excess = max(0, self._silence(loud) - _LONGEST_TAIL)
         self.trimmed += excess
-        sent = self._send(tail[: len(tail) - excess], fade_out=True)
+        cut = len(tail) - excess
+        sent = self._send(tail[:cut], loud[:cut], fade_out=True)
         self._sounded, self._joining, self._faded = False, True, 0
         return sent
 
     def _enter(self, pending: Samples) -> Samples:
         """Find the segment's first sound; cut or pad the silence before it to size."""
         room = _LONGEST_SILENCE - self._pause if self._joining else LEAD_IN
-        loud = np.flatnonzero(np.abs(pending) >= AUDIBLE)
-        silence = int(loud[0]) if len(loud) else len(pending)
+        first = _loud(pending).find(_SOUND)
+        silence = len(pending) if first < 0 else first
         excess = max(0, silence - room)
         self.trimmed += excess
         pending = pending[excess:]
-        if not len(loud):
+        if first < 0:
             return pending
         self._sounded = True
         missing = SHORTEST_PAUSE - self._pause - (silence - excess) if self._joining else 0
@@ -99,24 +103,24 @@ class Shaper:
         self._faded = -missing
         return np.concatenate((np.zeros(missing, np.float32), pending))
 
-    def _silence(self, samples: Samples) -> int:
-        """Silence at the end of `samples`, with what was sent before if they are nothing else."""
-        loud = np.flatnonzero(np.abs(samples[::-1]) >= AUDIBLE)
-        return int(loud[0]) if len(loud) else len(samples) + self._pause
+    def _silence(self, loud: bytes) -> int:
+        """Silence at the end, with what was sent before if there is nothing else."""
+        last = loud.rfind(_SOUND)
+        return len(loud) + self._pause if last < 0 else len(loud) - 1 - last
 
-    def _send(self, ready: Samples, *, fade_out: bool) -> Samples:
+    def _send(self, ready: Samples, loud: bytes, *, fade_out: bool) -> Samples:
         if not len(ready):
             return _EMPTY
-        self._pause = self._silence(ready)
+        self._pause = self._silence(loud)
         ready = self._fade_in(ready)
         if fade_out:
             fade = min(FADE, len(ready))
             ready = ready.copy()
             ready[len(ready) - fade :] *= _FADE_IN[:fade][::-1]
         if self.first_sound is None:
-            loud = np.flatnonzero(np.abs(ready) >= AUDIBLE)
-            if len(loud):
-                self.first_sound = self._sent + int(loud[0])
+            first = _loud(ready).find(_SOUND)
+            if first >= 0:
+                self.first_sound = self._sent + first
         self._sent += len(ready)
         return ready
 
@@ -135,6 +139,38 @@ class Shaper:
 
 
 _EMPTY: Final[Samples] = np.zeros(0, np.float32)
+_SOUND: Final = b"\x01"
+
+
+def _loud(samples: Samples) -> bytes:
+    """One byte a sample, `_SOUND` if it can be heard: bytes are searched faster than arrays."""
+    audible: bytes = (np.abs(samples) >= AUDIBLE).tobytes()
+    return audible
+
+
+class Portion(NamedTuple):
+    """How many frames to ask of the codec next."""
+
+    at_least: int
+    at_most: int
+
+
+MOST_FRAMES: Final = 8
+"""Of one portion, so of one message: 0.68 s."""
+
+
+def portion(in_hand: float, lead: float, group_lead: float) -> Portion:
+    """How a stream's messages grow with the listener's lead. All in seconds.
+
+    A listener with little in hand gets every frame as soon as it is there, and never more than
+    `lead` seconds are under way. Once `group_lead` seconds are in hand (0: never), up to a quarter
+    of them is waited for, so that one message carries several frames.
+    """
+    at_least = 1
+    if 0 < group_lead <= in_hand:
+        at_least = max(1, min(MOST_FRAMES, int(in_hand / 4 / FRAME_SECONDS)))
+    at_most = int((lead - in_hand) / FRAME_SECONDS)
+    return Portion(at_least, max(at_least, min(MOST_FRAMES, at_most)))
 
 
 class Player:
@@ -145,8 +181,9 @@ class Player:
     """
 
     TOLERANCE = 0.010
+    PREBUFFER = 0.080
 
-    def __init__(self, prebuffer: float = 0.080) -> None:
+    def __init__(self, prebuffer: float = PREBUFFER) -> None:
         self.underruns = 0
         self.starved_seconds = 0.0
         self._prebuffer = prebuffer

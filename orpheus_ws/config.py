@@ -65,6 +65,8 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     ping_seconds: Seconds = 20.0
     write_seconds: Seconds = 5.0
     retry_after_seconds: Positive = 1
+    group_lead_ms: Annotated[int, Meta(ge=0, le=10_000)] = 1000
+    """With so much audio in hand, a listener gets several frames in one message; 0: never."""
 
 
 class AuthConfig(_Section, frozen=True, kw_only=True):

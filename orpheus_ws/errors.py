@@ -23,6 +23,7 @@ of other libraries are translated where they enter and go no further.
     │   ├── EngineFailed     engine_failed
     │   └── Internal         internal
     ├── StartupError         the process cannot start: configuration, a missing extra, a bad file
+    ├── BenchFailed          a benchmark did not come to a figure
     └── ClientError          raised by the client SDK
         ├── Refused          the handshake was refused (status, retry_after)
         ├── Disconnected     the socket ended before the utterance did
@@ -147,6 +148,10 @@ class Internal(ServiceError):
 
 class StartupError(OrpheusError):
     """The process cannot start. The text is one line for the operator and says what to change."""
+
+
+class BenchFailed(OrpheusError):
+    """A benchmark did not come to a figure. The text is one line for whoever runs it."""
 
 
 class ClientError(OrpheusError):

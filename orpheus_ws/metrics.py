@@ -14,6 +14,8 @@ from typing import Final, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from orpheus_ws.tallies import Spread, Tally
+
 LATENCY_BUCKETS: Final = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5,
 )  # fmt: skip
@@ -23,7 +25,7 @@ _STEP_BUCKETS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 _STREAM_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 WAITING_SECONDS: Final = 1.0
-"""A context that has waited longer than this for its first audio is counted as waiting."""
+"""What has waited longer than this, for its first audio or for the engine, shows in a gauge."""
 
 clock = time.monotonic
 
@@ -43,6 +45,8 @@ class Trace:
         self.ready_at: float | None = None
         """t0: the message that completed the first segment arrived."""
         self.turn_at: float | None = None
+        self.heard_at: float | None = None
+        """The engine last said something, or was asked."""
         self.first_token_at: float | None = None
         self.first_frame_at: float | None = None
         """The first whole frame was handed to the codec."""
@@ -97,6 +101,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry, *, surface: str = "native") -> None:
         self.registry = registry
         self._waiting: set[Trace] = set()
+        self._generating: set[Trace] = set()
         self._latencies(surface)
         self._distributions()
         self._counters()
@@ -123,30 +128,33 @@ class Metrics:
         self.cancel = latency("cancel", "cancel received to engine slot free")
 
     def _distributions(self) -> None:
-        def distribution(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"orpheus_{name}", text, buckets=buckets, registry=self.registry)
+        def spread(name: str, text: str, buckets: tuple[float, ...]) -> Spread:
+            return Spread(f"orpheus_{name}", text, buckets, self.registry)
 
-        self.chunk_gap = distribution(
+        self.chunk_gap = spread(
             "chunk_gap_seconds", "Between consecutive chunks of a segment", _GAP_BUCKETS
         )
-        self.real_time_factor = distribution(
+        self.real_time_factor = spread(
             "real_time_factor",
             "Audio seconds over wall seconds of generating them, per segment",
             _FACTOR_BUCKETS,
         )
-        self.codec_batch_streams = distribution(
+        self.codec_batch_streams = spread(
             "codec_batch_streams", "Streams in one codec step", _STREAM_BUCKETS
         )
-        self.codec_step = distribution("codec_step_seconds", "One codec step", _STEP_BUCKETS)
+        self.codec_step = spread("codec_step_seconds", "One codec step", _STEP_BUCKETS)
 
     def _counters(self) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
 
-        self.tokens = counter("tokens", "Token ids received from the engine")
-        self.invalid_tokens = counter("invalid_tokens", "Ids out of range or out of turn")
-        self.frames = counter("frames", "Whole frames of seven codes")
-        self.audio_seconds = counter("audio_seconds", "Audio sent")
+        def tally(name: str, text: str) -> Tally:
+            return Tally(f"orpheus_{name}", text, self.registry)
+
+        self.tokens = tally("tokens", "Token ids received from the engine")
+        self.invalid_tokens = tally("invalid_tokens", "Ids out of range or out of turn")
+        self.frames = tally("frames", "Whole frames of seven codes")
+        self.audio_seconds = tally("audio_seconds", "Audio sent")
         self.orphaned_seconds = counter(
             "orphaned_audio_seconds", "Audio generated and never heard: cancelled or disconnected"
         )
@@ -168,7 +176,19 @@ class Metrics:
         )
         gauge(
             "contexts_waiting_over_1s", "Contexts ready for over 1 s without a first byte"
-        ).set_function(self._waiting_too_long)
+        ).set_function(lambda: _older(self._waiting, "ready_at"))
+        gauge(
+            "segments_stalled_over_1s", "Segments whose engine has said nothing for over 1 s"
+        ).set_function(lambda: _older(self._generating, "heard_at"))
+
+    def watch_codec(self, streams: Callable[[], float], busy_seconds: Callable[[], float]) -> None:
+        """Expose what the codec is doing right now."""
+        for name, text, read in (
+            ("streams", "Segments that hold a slot of the codec", streams),
+            ("busy_seconds", "How long the codec step under way has taken so far", busy_seconds),
+        ):
+            gauge = Gauge(f"orpheus_codec_{name}", text, registry=self.registry)
+            gauge.set_function(read)
 
     def watch_engine(self, statistics: Callable[[], Statistics]) -> None:
         """Expose every field of the engine's statistics as `orpheus_engine_<field>`."""
@@ -179,6 +199,15 @@ class Metrics:
     def ready(self, trace: Trace) -> None:
         """The first segment of a context is complete: it now waits for audio."""
         self._waiting.add(trace)
+
+    def generating(self, trace: Trace) -> None:
+        """The engine has been given a segment and owes its ids."""
+        trace.heard_at = clock()
+        self._generating.add(trace)
+
+    def generated(self, trace: Trace) -> None:
+        """The engine owes nothing for this trace any more."""
+        self._generating.discard(trace)
 
     def observe(self, trace: Trace, moment: Moment) -> None:
         """Fill the histograms and counters from what `trace` has at this moment."""
@@ -212,15 +241,13 @@ class Metrics:
         self.codec_batch_streams.observe(streams)
         self.codec_step.observe(seconds)
 
-    def _waiting_too_long(self) -> float:
-        # Called on the thread that serves scrapes; list() copies the set in one piece.
-        deadline = clock() - WAITING_SECONDS
-        return float(
-            sum(
-                trace.ready_at is not None and trace.ready_at < deadline
-                for trace in list(self._waiting)
-            )
-        )
+
+def _older(traces: set[Trace], since: Literal["ready_at", "heard_at"]) -> float:
+    """How many of the traces have been waiting for too long since that moment."""
+    # Called on the thread that serves scrapes; list() copies the set in one piece.
+    deadline = clock() - WAITING_SECONDS
+    moments = [getattr(trace, since) for trace in list(traces)]
+    return float(sum(moment is not None and moment < deadline for moment in moments))
 
 
 def _reader(statistics: Callable[[], Statistics], field: str) -> Callable[[], float]:

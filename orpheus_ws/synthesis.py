@@ -8,20 +8,19 @@ the consumer asks for the next chunk, so a slow consumer costs integers, not aud
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Final, Literal
 
 import msgspec
 import numpy as np
 
-from orpheus_ws.audio import AUDIBLE, Shaper
+from orpheus_ws.audio import AUDIBLE, Portion, Shaper
 from orpheus_ws.codec import Codec, CodecStream
 from orpheus_ws.engine import Engine, Prompt
 from orpheus_ws.errors import EngineFailed, NoAudio, OrpheusError
 from orpheus_ws.metrics import Metrics, Trace, clock
 from orpheus_ws.pcm import Chunk, Output, Samples
 from orpheus_ws.tokens import (
-    FRAME_SECONDS,
     SAMPLE_RATE,
     SAMPLES_PER_FRAME,
     Frame,
@@ -57,18 +56,18 @@ class Synthesis:
         shaper: Shaper,
         output: Output,
         trace: Trace,
-        room: Callable[[], float],
+        ask: Callable[[], Portion],
     ) -> AsyncGenerator[Chunk, None]:
         """Yield the segment's audio, never an empty chunk; then `trace.reason` says how it ended.
 
-        `shaper` and `output` are the context's and remember what came before; `room` tells how
-        many seconds of audio may be decoded now. Raises `EngineFailed`, `Internal`
+        `shaper` and `output` are the context's and remember what came before; `ask` tells how
+        many frames to wait for and decode next. Raises `EngineFailed`, `Internal`
         (the decode failed), and `NoAudio` when a second attempt with another seed gave no frame
         either. Use it under `contextlib.aclosing`; closing frees engine and codec.
         """
         for attempt in (prompt, msgspec.structs.replace(prompt, seed=prompt.seed ^ 1)):
             segment = _Segment(self._engine, self._metrics, attempt, trace, self._stall_seconds)
-            async with contextlib.aclosing(segment.samples(self._codec, room)) as decoded:
+            async with contextlib.aclosing(segment.samples(self._codec, ask)) as decoded:
                 async for samples in decoded:
                     chunk = output.feed(shaper.feed(samples))
                     if chunk.samples:
@@ -97,7 +96,7 @@ class _Segment:
         self._assembler = FrameAssembler()
 
     async def samples(
-        self, codec: Codec, room: Callable[[], float]
+        self, codec: Codec, ask: Callable[[], Portion]
     ) -> AsyncGenerator[Samples, None]:
         """Yield decoded samples until the segment is over; sets `trace.reason`."""
         trace = self._trace
@@ -105,7 +104,7 @@ class _Segment:
         stream = codec.open()
         feeder = asyncio.create_task(self._feed(stream))
         try:
-            while len(samples := await stream.take(int(room() / FRAME_SECONDS))):
+            while len(samples := await stream.take(ask())):
                 if trace.first_samples_at is None:
                     trace.first_samples_at = clock()
                 yield samples
@@ -122,14 +121,16 @@ class _Segment:
     async def _feed(self, stream: CodecStream) -> Literal["end", "length"]:
         """Run the engine, give its frames to the codec and count; return why it stopped."""
         started = clock()
+        self._metrics.generating(self._trace)
         try:
-            async with asyncio.timeout(self._stall_seconds) as stall:
-                async with contextlib.aclosing(self._engine.generate(self._prompt)) as groups:
-                    async for ids in groups:
-                        self._accept(ids, stream)
-                        if self._assembler.ended or self._spent:
-                            break
-                        stall.reschedule(asyncio.get_running_loop().time() + self._stall_seconds)
+            async with (
+                self._giving_up_when_stalled(),
+                contextlib.aclosing(self._engine.generate(self._prompt)) as groups,
+            ):
+                async for ids in groups:
+                    self._accept(ids, stream)
+                    if self._assembler.ended or self._spent:
+                        break
         except OrpheusError:
             raise
         except asyncio.CancelledError:
@@ -147,9 +148,33 @@ class _Segment:
             # An end that was not spoken by the engine: its budget is spent, or it gave up.
             reason: Literal["end", "length"] = "length" if self._spent else "end"
             self._assembler.finish()
+            self._metrics.generated(self._trace)
             self._count(clock() - started)
             stream.finish()
         return reason
+
+    @contextlib.asynccontextmanager
+    async def _giving_up_when_stalled(self) -> AsyncIterator[None]:
+        """Raise `TimeoutError` within when the engine has said nothing for `stall_seconds`.
+
+        Its timer looks now and then when that was: moving a timer for every group costs more.
+        """
+        loop = asyncio.get_running_loop()
+        scope = asyncio.timeout(None)
+
+        def look() -> None:
+            silence = clock() - (self._trace.heard_at or 0.0)
+            if silence >= self._stall_seconds:
+                scope.reschedule(loop.time())
+            else:
+                timers[0] = loop.call_later(self._stall_seconds - silence, look)
+
+        timers = [loop.call_later(self._stall_seconds, look)]
+        async with scope:
+            try:
+                yield
+            finally:
+                timers[0].cancel()
 
     @property
     def _spent(self) -> bool:
@@ -157,8 +182,9 @@ class _Segment:
 
     def _accept(self, ids: Sequence[int], stream: CodecStream) -> None:
         trace, assembler = self._trace, self._assembler
+        trace.heard_at = clock()
         if trace.first_token_at is None:
-            trace.first_token_at = clock()
+            trace.first_token_at = trace.heard_at
         tokens, invalid = assembler.tokens, assembler.invalid
         frames = assembler.push(ids)
         self._metrics.tokens.inc(assembler.tokens - tokens)
@@ -191,20 +217,22 @@ class _LoopListener:
         self._detector = LoopDetector()
         self._heard = 0  # frames heard to their end
         self._filled = 0  # samples of the next one heard so far
-        self._peak = 0.0  # of those
+        self._audible = False  # one of those was
 
     def hear(self, samples: Samples) -> bool:
         """Take the next samples; true when what is heard has become a loop."""
         looping = False
         start = 0
         while start < len(samples):
-            part = samples[start : start + SAMPLES_PER_FRAME - self._filled]
-            self._peak = max(self._peak, float(np.abs(part).max()))
-            self._filled += len(part)
-            start += len(part)
+            frame = self._frames[self._heard]
+            end = min(len(samples), start + SAMPLES_PER_FRAME - self._filled)
+            # Speech hardly ever repeats a frame, and one that is new may be audible or not.
+            if not self._audible and not self._detector.is_new(frame):
+                self._audible = bool(np.abs(samples[start:end]).max() >= AUDIBLE)
+            self._filled += end - start
+            start = end
             if self._filled == SAMPLES_PER_FRAME:
-                frame = self._frames[self._heard]
-                looping |= self._detector.push(frame, audible=self._peak >= AUDIBLE)
+                looping |= self._detector.push(frame, audible=self._audible)
                 self._heard += 1
-                self._filled, self._peak = 0, 0.0
+                self._filled, self._audible = 0, False
         return looping

@@ -4,7 +4,9 @@ Rule: this module alone knows the model's constants. The slot of a token comes f
 from a counter, so a stray id costs at most the frame it falls into and never shifts later ones.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from operator import sub
 
 from orpheus_ws.errors import Internal
 
@@ -22,6 +24,7 @@ AUDIO_BASE = 128_266
 CODEBOOK_SIZE = 4096
 CODES_PER_FRAME = 7
 AUDIO_END = AUDIO_BASE + CODES_PER_FRAME * CODEBOOK_SIZE
+_SLOT_BASES = range(AUDIO_BASE, AUDIO_END, CODEBOOK_SIZE)
 
 SAMPLE_RATE = 24_000
 SAMPLES_PER_FRAME = 2048
@@ -92,8 +95,16 @@ class FrameAssembler:
         self._partial: list[int] = []
         self._synchronised = True
 
-    def push(self, ids: Iterable[int]) -> list[Frame]:
+    def push(self, ids: Sequence[int]) -> list[Frame]:
         """Take ids in the order the engine produced them; return the frames they complete."""
+        if len(ids) == CODES_PER_FRAME and not self._partial and not self.ended:
+            # What an engine that reports once a frame says nearly always, a dozen times a
+            # second for each stream.
+            codes = tuple(map(sub, ids, _SLOT_BASES))
+            if min(codes) >= 0 and max(codes) < CODEBOOK_SIZE:
+                self.tokens += CODES_PER_FRAME
+                self._synchronised = True
+                return [codes]
         frames: list[Frame] = []
         for token in ids:
             if self.ended:
@@ -144,21 +155,30 @@ class LoopDetector:
     # 36 frames are 3.1 s, longer than the phrases that loops were reported to consist of.
     def __init__(self, *, limit_frames: int = 23, max_period: int = 36) -> None:
         self._limit = limit_frames
-        self._history: list[Frame] = []
+        self._history: deque[Frame] = deque()
         self._max_period = max_period
-        self._runs = [0] * (max_period + 1)
+        self._seen: Counter[Frame] = Counter()  # how often each frame is in the history
+        self._runs: dict[int, int] = {}  # by period: audible frames that repeated so far
+
+    def is_new(self, frame: Frame) -> bool:
+        """Whether the frame repeats nothing, so that it does not matter if it is audible."""
+        return not self._seen[frame]
 
     def push(self, frame: Frame, *, audible: bool) -> bool:
         """Return true when the stream has looped for `limit_frames` audible frames."""
-        history, runs = self._history, self._runs
+        runs, self._runs = self._runs, {}
         looping = False
-        for period in range(1, len(history) + 1):
-            if history[-period] != frame:
-                runs[period] = 0
-            elif audible:
-                runs[period] += 1
-                looping = looping or runs[period] >= self._limit
-        history.append(frame)
-        if len(history) > self._max_period:
-            del history[0]
+        if not self.is_new(frame):
+            for period, earlier in enumerate(reversed(self._history), start=1):
+                if earlier == frame:
+                    run = runs.get(period, 0) + audible
+                    self._runs[period] = run
+                    looping = looping or (audible and run >= self._limit)
+        self._history.append(frame)
+        self._seen[frame] += 1
+        if len(self._history) > self._max_period:
+            gone = self._history.popleft()
+            self._seen[gone] -= 1
+            if not self._seen[gone]:
+                del self._seen[gone]
         return looping

@@ -10,14 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orpheus_ws.audio import MOST_FRAMES, Portion
 from orpheus_ws.codec import CodecStream, Decoder, Work, open_decoder
-from orpheus_ws.codec.loop import MAX_FRAMES_PER_JOB, CodecLoop
+from orpheus_ws.codec.loop import CodecLoop
 from orpheus_ws.codec.simulated import periods, tone
 from orpheus_ws.config import CodecConfig
 from orpheus_ws.errors import Internal, Overloaded, StartupError
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import SAMPLES_PER_FRAME, Frame
 from tests.harness import turns_until
+
+ALL = Portion(1, MOST_FRAMES)
 
 
 class LookingDecoder:
@@ -83,7 +86,7 @@ async def test_every_frame_once() -> None:
         stream.push(frames(*range(1, count + 1)))
         stream.finish()
         taken = []
-        while len(samples := await stream.take(MAX_FRAMES_PER_JOB)):
+        while len(samples := await stream.take(ALL)):
             taken.append(samples)
         stream.close()
         assert heard(taken) == list(range(1, count + 1))
@@ -95,8 +98,8 @@ async def loop_take_after_end(loop: CodecLoop) -> Samples:
     """What `take` gives on a finished, empty stream, asked twice."""
     stream = loop.open()
     stream.finish()
-    assert len(await stream.take(MAX_FRAMES_PER_JOB)) == 0
-    again = await stream.take(MAX_FRAMES_PER_JOB)
+    assert len(await stream.take(ALL)) == 0
+    again = await stream.take(ALL)
     stream.close()
     return again
 
@@ -120,7 +123,9 @@ async def one_stream(loop: CodecLoop, number: int, chance: random.Random) -> Non
     stream = loop.open()
     pushing = asyncio.create_task(push_all(stream, codes, chance))
     taken: list[Samples] = []
-    while len(samples := await stream.take(chance.randrange(12))):
+    while len(
+        samples := await stream.take(Portion(1 + chance.randrange(3), 3 + chance.randrange(9)))
+    ):
         taken.append(samples)
         if leave_early:
             break
@@ -153,7 +158,7 @@ async def test_nothing_is_decoded_unasked() -> None:
     stream = loop.open()
     stream.push(frames(*range(1, 30)))
     stream.finish()
-    assert heard([await stream.take(MAX_FRAMES_PER_JOB)]) == list(range(1, MAX_FRAMES_PER_JOB))
+    assert heard([await stream.take(ALL)]) == list(range(1, MOST_FRAMES))
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(decoder.batches) == 1
@@ -170,7 +175,7 @@ async def test_streams_share_a_step() -> None:
     for number, stream in enumerate(streams):
         stream.push(frames(number + 1))
         stream.finish()
-        takes.append(asyncio.create_task(stream.take(MAX_FRAMES_PER_JOB)))
+        takes.append(asyncio.create_task(stream.take(ALL)))
         if number == 0:
             await turns_until(decoder.entered.is_set)
     await asyncio.sleep(0)
@@ -191,13 +196,13 @@ async def test_a_failed_decode_fails_only_its_step() -> None:
     unlucky.push(frames(13))
     unlucky.finish()
     with pytest.raises(Internal):
-        await unlucky.take(MAX_FRAMES_PER_JOB)
+        await unlucky.take(ALL)
     with pytest.raises(Internal):
-        await unlucky.take(MAX_FRAMES_PER_JOB)
+        await unlucky.take(ALL)
     unlucky.close()
     lucky.push(frames(1, 2))
     lucky.finish()
-    assert heard([await lucky.take(MAX_FRAMES_PER_JOB)]) == [1, 2]
+    assert heard([await lucky.take(ALL)]) == [1, 2]
     lucky.close()
     await loop.close()
 
@@ -210,7 +215,7 @@ async def test_a_reused_slot_is_fresh() -> None:
         decoder.entered.clear()
         decoder.go_on.clear()
         first.push(frames(7, 7, 7))
-        taking = asyncio.create_task(first.take(MAX_FRAMES_PER_JOB))
+        taking = asyncio.create_task(first.take(ALL))
         await turns_until(decoder.entered.is_set)
         first.close()
         second = loop.open()
@@ -219,7 +224,7 @@ async def test_a_reused_slot_is_fresh() -> None:
         decoder.go_on.set()
         with pytest.raises(Internal):
             await taking
-        assert heard([await second.take(MAX_FRAMES_PER_JOB)]) == [1, 2, 3]
+        assert heard([await second.take(ALL)]) == [1, 2, 3]
         second.close()
     await loop.close()
 
@@ -228,7 +233,7 @@ async def test_cancelling_a_take() -> None:
     """A cancelled `take` leaves a stream that can be closed, and a slot that can be used."""
     loop, _ = await start(slots=1)
     stream = loop.open()
-    taking = asyncio.create_task(stream.take(MAX_FRAMES_PER_JOB))
+    taking = asyncio.create_task(stream.take(ALL))
     await asyncio.sleep(0)
     taking.cancel()
     await asyncio.gather(taking, return_exceptions=True)
@@ -238,7 +243,7 @@ async def test_cancelling_a_take() -> None:
     following = loop.open()
     following.push(frames(2))
     following.finish()
-    assert heard([await following.take(MAX_FRAMES_PER_JOB)]) == [2]
+    assert heard([await following.take(ALL)]) == [2]
     following.close()
     await loop.close()
 
@@ -258,7 +263,7 @@ async def test_closing_the_loop() -> None:
     """Closing fails what is open, ends the thread, and may be repeated."""
     loop, _ = await start()
     stream = loop.open()
-    taking = asyncio.create_task(stream.take(MAX_FRAMES_PER_JOB))
+    taking = asyncio.create_task(stream.take(ALL))
     await asyncio.sleep(0)
     await loop.close()
     await loop.close()
@@ -299,7 +304,7 @@ async def test_steps_are_reported() -> None:
     stream = loop.open()
     stream.push(frames(*range(1, 21)))
     stream.finish()
-    while len(await stream.take(MAX_FRAMES_PER_JOB)):
+    while len(await stream.take(ALL)):
         pass
     stream.close()
     figures = loop.statistics()
@@ -315,7 +320,7 @@ async def test_the_simulated_decoder_tells_its_frames() -> None:
     sent: list[Frame] = [(1, 2, 3, 4, 5, 6, 7), (0,) * 7, (9, 0, 0, 0, 0, 0, 0)]
     stream.push(sent)
     stream.finish()
-    samples = await stream.take(MAX_FRAMES_PER_JOB)
+    samples = await stream.take(ALL)
     assert len(samples) == 3 * SAMPLES_PER_FRAME
     for frame, part in zip(sent, np.split(samples, 3), strict=True):
         np.testing.assert_array_equal(part, tone(periods(frame)))
@@ -333,12 +338,12 @@ async def test_a_decoder_that_miscounts() -> None:
     unlucky.push(frames(1))
     unlucky.finish()
     with pytest.raises(Internal):
-        await unlucky.take(MAX_FRAMES_PER_JOB)
+        await unlucky.take(ALL)
     unlucky.close()
     decoder.step = whole  # type: ignore[method-assign]
     lucky = loop.open()
     lucky.push(frames(2))
     lucky.finish()
-    assert heard([await lucky.take(MAX_FRAMES_PER_JOB)]) == [2]
+    assert heard([await lucky.take(ALL)]) == [2]
     lucky.close()
     await loop.close()

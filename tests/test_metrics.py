@@ -42,6 +42,7 @@ TYPES = {
     "orpheus_live_contexts": "gauge",
     "orpheus_capacity": "gauge",
     "orpheus_contexts_waiting_over_1s": "gauge",
+    "orpheus_segments_stalled_over_1s": "gauge",
     "orpheus_handshakes_refused_total": "counter",
     "orpheus_socket_closes_total": "counter",
     "orpheus_contexts_total": "counter",

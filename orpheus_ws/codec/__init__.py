@@ -11,6 +11,7 @@ N frames give exactly N × 2048 samples, head and tail included, whatever the ch
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from orpheus_ws.audio import Portion
 from orpheus_ws.config import CodecConfig, load_part
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import Frame
@@ -58,10 +59,12 @@ class CodecStream(Protocol):
         """No frame follows."""
         ...
 
-    async def take(self, max_frames: int) -> Samples:
-        """Decode at most so many frames and return the next samples; empty after the last ones.
+    async def take(self, portion: Portion) -> Samples:
+        """Wait for and decode so many frames, return the next samples; empty after the last ones.
 
-        A decoder that looks ahead gives fewer samples at first and the rest at the end. Not asking is how a slow listener holds the codec back. Cancelling is safe: the stream can
+        The last portion of a segment may be smaller than asked for. A decoder that looks ahead
+        gives fewer samples at first and the rest at the end. Not asking is how a slow listener
+        holds the codec back. Cancelling is safe: the stream can
         only be closed afterwards. Raises `Internal` when the decode failed.
         """
         ...
@@ -78,6 +81,8 @@ class CodecStatistics(NamedTuple):
     steps: int
     frames: int
     decode_seconds: float
+    busy_seconds: float
+    """How long the step under way has taken so far; 0 when there is none."""
 
 
 class Codec(Protocol):

@@ -17,13 +17,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from orpheus_ws.audio import Portion
 from orpheus_ws.codec import CodecStatistics, CodecStream, Decoder, Work
 from orpheus_ws.errors import Internal, OrpheusError, Overloaded
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import Frame
-
-MAX_FRAMES_PER_JOB: Final = 8
-"""0.68 s: large enough that the context a window decodes again costs less than the new frames."""
 
 _EMPTY: Final[Samples] = np.zeros(0, np.float32)
 _log = logging.getLogger("orpheus_ws.codec")
@@ -52,11 +50,13 @@ class CodecLoop:
             target=self._run, args=(open_decoder,), name="codec", daemon=True
         )
         self._stepped = stepped
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
+        self._submitted: list[_Job] = []
         self._free: list[int] = []
         self._streams: set[_Stream] = set()
         self._closed = False
         self._totals = [0, 0, 0.0]  # steps, frames, seconds
+        self._busy_since: float | None = None
         self.lookahead_frames = 0
 
     @classmethod
@@ -90,7 +90,9 @@ class CodecLoop:
     def statistics(self) -> CodecStatistics:
         """See `Codec`."""
         steps, frames, seconds = self._totals
-        return CodecStatistics(len(self._streams), int(steps), int(frames), seconds)
+        since = self._busy_since
+        busy = 0.0 if since is None else time.perf_counter() - since
+        return CodecStatistics(len(self._streams), int(steps), int(frames), seconds, busy)
 
     async def close(self) -> None:
         """See `Codec`."""
@@ -103,8 +105,18 @@ class CodecLoop:
         await asyncio.to_thread(self._thread.join)
 
     def submit(self, job: _Job) -> None:
-        """Hand a job to the thread."""
-        self._jobs.put(job)
+        """Hand a job to the thread, together with all others of this turn of the event loop.
+
+        Waking the thread for each would have it fight the event loop for the interpreter, and would
+        make batches of one.
+        """
+        if not self._submitted:
+            self._event_loop.call_soon(self._hand_over)
+        self._submitted.append(job)
+
+    def _hand_over(self) -> None:
+        self._jobs.put(self._submitted)
+        self._submitted = []
 
     def release(self, stream: "_Stream") -> None:
         """The stream is over; its slot may be used again.
@@ -131,11 +143,11 @@ class CodecLoop:
     def _next_batch(self) -> list[_Job] | None:
         """Wait for a job and take all others that are ready with it; None at the end."""
         batch: list[_Job] = []
-        job = self._jobs.get()
-        while job is not None:
-            batch.append(job)
+        jobs = self._jobs.get()
+        while jobs is not None:
+            batch += jobs
             try:
-                job = self._jobs.get_nowait()
+                jobs = self._jobs.get_nowait()
             except queue.Empty:
                 # Only now: a slot's next stream cannot have a job before its last one is closed.
                 live = [job for job in batch if not job.stream.closed]
@@ -143,7 +155,7 @@ class CodecLoop:
         return None
 
     def _step(self, decoder: Decoder, batch: list[_Job]) -> None:
-        started = time.perf_counter()
+        started = self._busy_since = time.perf_counter()
         streams = [job.stream for job in batch]
         try:
             for job in batch:
@@ -154,6 +166,7 @@ class CodecLoop:
         except Exception as error:  # noqa: BLE001 - fails these streams, not the loop
             _log.error("decode failed", extra={"error": type(error).__name__})
             results = [_Result(stream, None) for stream in streams]
+        self._busy_since = None
         seconds = time.perf_counter() - started
         frames = sum(len(job.work.frames) for job in batch)
         try:
@@ -187,7 +200,7 @@ class _Stream:
         self._fresh = True
         self._busy = False
         self._finishing = False  # the job under way is the last one
-        self._budget = MAX_FRAMES_PER_JOB
+        self._portion = Portion(1, 1)
         self._waiter: asyncio.Future[Samples] | None = None
 
     def push(self, frames: Sequence[Frame]) -> None:
@@ -200,7 +213,7 @@ class _Stream:
         self._finished = True
         self._dispatch()
 
-    async def take(self, max_frames: int) -> Samples:
+    async def take(self, portion: Portion) -> Samples:
         """See `CodecStream`."""
         if self._failed or self.closed:
             raise Internal("the audio could not be decoded")
@@ -208,7 +221,7 @@ class _Stream:
             return _EMPTY
         waiter: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
-        self._budget = max(1, min(max_frames, MAX_FRAMES_PER_JOB))
+        self._portion = portion
         self._dispatch()
         return await waiter
 
@@ -243,11 +256,11 @@ class _Stream:
         """Give the thread a job if somebody waits for samples and there is something to decode."""
         if self._waiter is None or self._busy or self.closed or self._failed:
             return
-        enough = self._loop.lookahead_frames if self._fresh else 1
-        if not self._finished and len(self._frames) < max(1, enough):
-            return
         # A decoder that looks ahead has nothing to give before it has seen that much.
-        budget = max(self._budget, enough)
+        ahead = self._loop.lookahead_frames if self._fresh else 1
+        if not self._finished and len(self._frames) < max(ahead, self._portion.at_least):
+            return
+        budget = max(ahead, self._portion.at_most)
         frames = self._frames[:budget]
         del self._frames[:budget]
         self._finishing = self._finished and not self._frames

@@ -1,8 +1,8 @@
 """An engine without a model: plausible ids at a stated cost, and every way an engine can go wrong.
 
 Rule: the event loop is its only clock and nothing here waits for a consumer. What a request will
-say is settled when it starts; a *step* moves every active request one frame (7 ids) further, as one
-iteration of in-flight batching would. Requests join and leave between steps. Whoever leaves frees
+say is settled when it starts; every `steps_per_frame` *steps* an active request is one frame (7 ids)
+further. A step is one iteration of in-flight batching: requests join and leave between steps. Whoever leaves frees
 the slot in the same instant, so no slot is ever free while a request waits.
 """
 
@@ -42,7 +42,9 @@ _SILENT_FRAME_IDS = np.array(tokens.frame_ids([0] * tokens.CODES_PER_FRAME))
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What `engine.options` may say.
 
-    A step takes `step_seconds + stream_seconds * active`; 0 means one turn of the event loop.
+    A step takes `step_seconds + stream_seconds * active`; 0 means one turn of the event loop. With
+    `steps_per_frame = 7` a step is one token, as in a real engine that reports once a frame:
+    requests that joined at different steps report at different steps.
     `frames_per_char` is 24 000 / 2048 / 15 by default: speech at 15 characters a second. `fault`
     befalls the requests whose ordinals are in `fault_requests`, counted from 0 in the order in
     which they were started, or all of them when it is empty:
@@ -61,6 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     step_seconds: Annotated[float, Meta(ge=0)] = 0.0
     stream_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    steps_per_frame: Annotated[int, Meta(ge=1)] = 1
     frames_per_char: Annotated[float, Meta(gt=0)] = (
         tokens.SAMPLE_RATE / tokens.SAMPLES_PER_FRAME / CHARS_PER_SECOND
     )
@@ -74,6 +77,7 @@ class _Request:
 
     ids: list[int]
     fault: Fault
+    steps: int = 0
     produced: int = 0
     taken: int = 0
     failure: str | None = None
@@ -94,6 +98,8 @@ class SimulatedEngine:
     """`Engine` on the event loop. `statistics().tokens` counts ids as they come to exist."""
 
     def __init__(self, capacity: int, options: Options) -> None:
+        self.stepped_at = 0.0
+        """When the latest step was taken, by the event loop's clock."""
         self._capacity = capacity
         self._options = options
         self._stopped: str | None = None
@@ -212,10 +218,14 @@ class SimulatedEngine:
 
     def _step(self, batch: tuple[_Request, ...]) -> None:
         self._steps += 1
-        running = self._running
+        self.stepped_at = asyncio.get_running_loop().time()
+        running, steps_per_frame = self._running, self._options.steps_per_frame
         for request in batch:
             if request not in running:
                 continue  # it left, or the engine died, while this step ran
+            request.steps += 1
+            if request.steps % steps_per_frame:
+                continue
             before = request.produced
             if before == _GOOD_IDS and request.fault != "none":
                 self._strike(request)

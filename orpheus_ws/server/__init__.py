@@ -32,6 +32,7 @@ from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import CLOSE_SECONDS, Connection
 from orpheus_ws.server.handshake import SPEECH_PATH, AdmittedConnection, Handshake, tune
 from orpheus_ws.server.health import Health
+from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.session import Session
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.wire import wires
@@ -78,11 +79,15 @@ class Server:
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
         self.wires = wires()
         self._connections: set[Connection] = set()
+        self._outbox = Outbox()
         self._empty = asyncio.Event()
         self._empty.set()
         metrics.capacity.set(engine.capacity)
         metrics.sockets.set_function(lambda: self.admission.active)
         metrics.watch_engine(engine.statistics)
+        metrics.watch_codec(
+            lambda: codec.statistics().streams, lambda: codec.statistics().busy_seconds
+        )
 
     async def serve_socket(self, socket: ServerConnection) -> None:
         """Handle one accepted socket to its end."""
@@ -96,6 +101,7 @@ class Server:
             metrics=self.metrics,
             server=self.config.server,
             limits=self.config.limits,
+            outbox=self._outbox,
         )
         self._connections.add(connection)
         self._empty.clear()

@@ -14,9 +14,10 @@ from typing import Final
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
+from websockets.protocol import OPEN
 
 from orpheus_ws import messages as m
-from orpheus_ws.audio import Player, Shaper
+from orpheus_ws.audio import Player, Portion, Shaper, portion
 from orpheus_ws.config import LimitsConfig, ServerConfig
 from orpheus_ws.context import TERMINAL, Context, Moved, State
 from orpheus_ws.engine import Prompt
@@ -24,6 +25,7 @@ from orpheus_ws.errors import BadMessage, Internal, MessageTooBig, OrpheusError,
 from orpheus_ws.metrics import Metrics, Moment, clock
 from orpheus_ws.pcm import Chunk, Output
 from orpheus_ws.server.health import Health
+from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.session import Goodbye, Say, Session, Speak, Wait
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
@@ -38,16 +40,23 @@ _log = logging.getLogger("orpheus_ws.server")
 class _Voice:
     """What speaking a context needs from one segment to the next."""
 
-    def __init__(self, context: Context, player: Player) -> None:
+    def __init__(self, context: Context, player: Player, group_lead: float) -> None:
         self.context = context
         self.shaper = Shaper()
         self.player = player
         self.output = Output(context.settings.encoding, context.settings.sample_rate)
-        self.lead = context.settings.lead_ms / 1000
+        self._lead = context.settings.lead_ms / 1000
+        self._group_lead = group_lead
 
-    def room(self) -> float:
-        """Seconds of audio that the listener may still get now."""
-        return self.lead - self.player.in_hand(clock())
+    def ask(self) -> Portion:
+        """How many frames the listener should get next."""
+        return portion(self.player.in_hand(clock()), self._lead, self._group_lead)
+
+    def surplus(self) -> float:
+        """Seconds until the listener has room for the next portion."""
+        now = clock()
+        next_up = portion(self.player.in_hand(now), self._lead, self._group_lead).at_least
+        return self.player.seconds_until(self._lead - next_up * FRAME_SECONDS, now)
 
     def unheard(self) -> float:
         """Seconds that were generated and will not be heard if nothing more is played."""
@@ -71,6 +80,7 @@ class Connection:
         metrics: Metrics,
         server: ServerConfig,
         limits: LimitsConfig,
+        outbox: Outbox,
     ) -> None:
         self._socket = socket
         self._wire = wire
@@ -80,6 +90,7 @@ class Connection:
         self._metrics = metrics
         self._server = server
         self._limits = limits
+        self._outbox = outbox
         self._news = asyncio.Event()
         self._voice: _Voice | None = None
         self._scope: asyncio.Timeout | None = None
@@ -176,7 +187,9 @@ class Connection:
     async def _utter(self, context: Context, text: str) -> None:
         """Speak a segment, unless it is interrupted, and say how that went."""
         if self._voice is None or self._voice.context is not context:
-            self._voice = _Voice(context, self._player_for_next())
+            self._voice = _Voice(
+                context, self._player_for_next(), self._server.group_lead_ms / 1000
+            )
         failure: OrpheusError | None = None
         try:
             async with asyncio.timeout(None) as self._scope:
@@ -210,7 +223,7 @@ class Connection:
     async def _segment(self, voice: _Voice, text: str) -> None:
         context, trace = voice.context, voice.context.trace
         speech = self._synthesis.speak(
-            _prompt(context, text), voice.shaper, voice.output, trace, voice.room
+            _prompt(context, text), voice.shaper, voice.output, trace, voice.ask
         )
         previous: float | None = None
         async with contextlib.aclosing(speech) as chunks:
@@ -259,8 +272,8 @@ class Connection:
         return now
 
     async def _pace(self, voice: _Voice) -> None:
-        """Wait until the listener has room for a frame within `lead_ms`."""
-        surplus = voice.player.seconds_until(voice.lead - FRAME_SECONDS, clock())
+        """Wait until the listener has room for the next portion within `lead_ms`."""
+        surplus = voice.surplus()
         if surplus > 0:
             await asyncio.sleep(surplus)
 
@@ -295,9 +308,17 @@ class Connection:
         """Send one message. Raises `ConnectionClosed`, or `SlowConsumer` if the peer reads nothing.
 
         The frame is in the socket's buffer before this first waits, so messages leave in the order
-        of the calls and cancelling never cuts one.
+        of the calls and cancelling never cuts one. It waits only if the peer has fallen behind.
         """
         frame = self._wire.encode_reply(message)
+        protocol = self._socket.protocol
+        if protocol.state is OPEN and not self._socket.paused:
+            if isinstance(frame, str):
+                protocol.send_text(frame.encode())
+            else:
+                protocol.send_binary(frame)
+            self._outbox.post(self._socket)
+            return
         try:
             async with asyncio.timeout(self._server.write_seconds):
                 await self._socket.send(frame)

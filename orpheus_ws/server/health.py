@@ -11,7 +11,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from orpheus_ws.audio import Shaper
+from orpheus_ws.audio import MOST_FRAMES, Portion, Shaper
 from orpheus_ws.codec import Codec
 from orpheus_ws.engine import Engine, Prompt
 from orpheus_ws.errors import OrpheusError
@@ -74,7 +74,11 @@ class Health:
         """Speak a word and throw it away; true if there was audio in time."""
         prompt = Prompt(text=_PROBE_TEXT, voice=self._engine.voices[0], seed=0)
         speech = self._synthesis.speak(
-            prompt, Shaper(), Output("pcm_s16le", SAMPLE_RATE), Trace(), lambda: PROBE_SECONDS
+            prompt,
+            Shaper(),
+            Output("pcm_s16le", SAMPLE_RATE),
+            Trace(),
+            lambda: Portion(1, MOST_FRAMES),
         )
         try:
             async with asyncio.timeout(PROBE_SECONDS), contextlib.aclosing(speech) as chunks:
