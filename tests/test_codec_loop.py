@@ -188,6 +188,55 @@ async def test_streams_share_a_step() -> None:
     await loop.close()
 
 
+async def test_one_turn_is_one_batch() -> None:
+    """What becomes ready in one turn of the event loop is decoded in one step, idle thread or not."""
+    loop, decoder = await start(slots=8)
+    streams = [loop.open() for _ in range(8)]
+    takes = [asyncio.create_task(stream.take(ALL)) for stream in streams]
+    await asyncio.sleep(0)
+    for stream in streams:
+        stream.push(frames(1, 2))
+    await asyncio.gather(*takes)
+    assert decoder.batches == [8]
+    await loop.close()
+
+
+async def test_a_portion_is_waited_for() -> None:
+    """`take` waits until there are as many frames as it was asked to wait for, or the end."""
+    loop, decoder = await start()
+    stream = loop.open()
+    taking = asyncio.create_task(stream.take(Portion(3, 4)))
+    stream.push(frames(1, 2))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert decoder.batches == []
+    stream.push(frames(3))
+    assert heard([await taking]) == [1, 2]
+    taking = asyncio.create_task(stream.take(Portion(3, 4)))
+    stream.push(frames(4))
+    stream.finish()
+    assert heard([await taking]) == [3, 4]
+    await loop.close()
+
+
+async def test_a_step_that_hangs_shows() -> None:
+    """While a decode hangs its duration can be read; when it is over, there is none."""
+    loop, decoder = await start()
+    assert loop.statistics().busy_seconds == 0.0
+    stream = loop.open()
+    decoder.go_on.clear()
+    taking = asyncio.create_task(stream.take(ALL))
+    stream.push(frames(1, 2))
+    await turns_until(decoder.entered.is_set)
+    first = loop.statistics().busy_seconds
+    assert first > 0.0
+    await turns_until(lambda: loop.statistics().busy_seconds > first)
+    decoder.go_on.set()
+    await taking
+    assert loop.statistics().busy_seconds == 0.0
+    await loop.close()
+
+
 async def test_a_failed_decode_fails_only_its_step() -> None:
     """A decode that raises is Internal for the streams of that step; the loop goes on."""
     loop, decoder = await start()

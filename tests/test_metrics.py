@@ -43,6 +43,8 @@ TYPES = {
     "orpheus_capacity": "gauge",
     "orpheus_contexts_waiting_over_1s": "gauge",
     "orpheus_segments_stalled_over_1s": "gauge",
+    "orpheus_codec_streams": "gauge",
+    "orpheus_codec_busy_seconds": "gauge",
     "orpheus_handshakes_refused_total": "counter",
     "orpheus_socket_closes_total": "counter",
     "orpheus_contexts_total": "counter",
@@ -106,6 +108,7 @@ class Stage:
         self.metrics.socket_closes.labels("1000").inc()
         self.metrics.observe(spoken(), Moment.TERMINAL)
         self.metrics.watch_engine(Statistics)
+        self.metrics.watch_codec(lambda: 0.0, lambda: 0.0)
 
     def exposition(self) -> list[Metric]:
         """What a scrape gets, as Prometheus reads it."""
@@ -250,6 +253,33 @@ def test_waiting_is_by_context(stage: Stage) -> None:
     stage.metrics.observe(quick, Moment.FIRST_BYTE)
     stage.now += 10
     assert stage.waiting() == 1
+
+
+def test_stalled_segments_show_while_they_hang(stage: Stage) -> None:
+    """A segment whose engine says nothing for over 1 s shows until it speaks again or is over."""
+    trace, finished = Trace(), Trace()
+    for each in (trace, finished):
+        stage.metrics.generating(each)
+    stage.metrics.generated(finished)
+    stage.now += 1.0
+    assert stage.value("orpheus_segments_stalled_over_1s") == 0
+    stage.now += 0.125
+    assert stage.value("orpheus_segments_stalled_over_1s") == 1
+    trace.heard_at = stage.now
+    assert stage.value("orpheus_segments_stalled_over_1s") == 0
+    stage.now += 3600
+    assert stage.value("orpheus_segments_stalled_over_1s") == 1
+    stage.metrics.generated(trace)
+    assert stage.value("orpheus_segments_stalled_over_1s") == 0
+
+
+def test_the_codec_is_read_live(stage: Stage) -> None:
+    """What the codec is doing is asked of it at every scrape."""
+    values = {"streams": 3.0, "busy": 0.25}
+    stage.metrics.watch_codec(lambda: values["streams"], lambda: values["busy"])
+    assert stage.value("orpheus_codec_streams") == 3
+    values["busy"] = 7.5
+    assert stage.value("orpheus_codec_busy_seconds") == 7.5
 
 
 def test_live_contexts(stage: Stage) -> None:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orpheus_ws.audio import Player
+from orpheus_ws.audio import MOST_FRAMES, Player, portion
+from orpheus_ws.tokens import FRAME_SECONDS
 
 
 def test_player_prebuffers_80_ms() -> None:
@@ -115,3 +116,41 @@ def test_player_knows_when_there_is_room(chunks: list[tuple[float, float]], lead
         assert player.in_hand(now + surplus) <= lead + 1e-9
         if surplus > 0:
             assert player.in_hand(now + surplus * 0.9) > lead - 1e-9
+
+
+# Portions -----------------------------------------------------------------------------------------
+
+SECONDS = st.floats(0, 12)
+
+
+@given(in_hand=SECONDS, lead=st.floats(0.2, 10), group_lead=SECONDS)
+def test_portions_keep_their_bounds(in_hand: float, lead: float, group_lead: float) -> None:
+    """A portion is 1…8 frames; what is waited for is at most a quarter of what is in hand."""
+    at_least, at_most = portion(in_hand, lead, group_lead)
+    assert 1 <= at_least <= at_most <= MOST_FRAMES
+    assert at_least == 1 or at_least * FRAME_SECONDS <= in_hand / 4
+
+
+@given(in_hand=SECONDS, lead=st.floats(0.2, 10), group_lead=SECONDS)
+def test_without_a_lead_every_frame_is_due_at_once(
+    in_hand: float, lead: float, group_lead: float
+) -> None:
+    """Below the group lead, or where grouping is off, no frame waits for another."""
+    assert portion(in_hand, lead, 0.0).at_least == 1
+    if in_hand < group_lead:
+        assert portion(in_hand, lead, group_lead).at_least == 1
+
+
+@given(in_hand=SECONDS, lead=st.floats(0.2, 10))
+def test_portions_stay_within_the_lead(in_hand: float, lead: float) -> None:
+    """No more than the lead is asked for, save the one frame without which nothing would move."""
+    frames = portion(in_hand, lead, 0.0).at_most
+    assert frames == 1 or in_hand + frames * FRAME_SECONDS <= lead + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("in_hand", "frames"), [(0.0, 1), (0.99, 1), (1.0, 2), (1.5, 4), (2.0, 5), (9.0, 8)]
+)
+def test_portions_grow_with_the_lead(in_hand: float, frames: int) -> None:
+    """With a second in hand two frames travel together, with two seconds five."""
+    assert portion(in_hand, 10.0, 1.0).at_least == frames

@@ -1,0 +1,51 @@
+"""The benchmark measures: every part comes to a figure, and the figures fit together."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+STREAMS = 6
+SECONDS = 4.0
+FRAMES_PER_SECOND = 24_000 / 2048
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `orpheus-ws bench gateway`."""
+    command = [sys.executable, "-m", "orpheus_ws", "bench", "gateway", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_gateway() -> None:
+    """Each part hears what the engine's pace lets it hear, and costs CPU time; groups are larger."""
+    size = ("--streams", str(STREAMS), "--seconds", str(SECONDS), "--lead-ms", "400")
+    done = bench(*size, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["streams"], result["lead_ms"]) == (STREAMS, 400)
+    assert result["prebuffer_ms"] == 80
+    assert result["switch_interval"] == pytest.approx(sys.getswitchinterval())
+    parts = {part["name"]: part for part in result["parts"]}
+    assert list(parts) == ["floor", "free codec", "codec thread", "timed", "grouped"]
+    for name, part in parts.items():
+        expected = STREAMS * SECONDS * FRAMES_PER_SECOND * part["engine_pace"]
+        # The pauses between segments, and what a busy machine takes.
+        assert part["frames"] == pytest.approx(expected, rel=0.2), name
+        assert 0 < part["cpu_us_per_frame"] < 10_000
+        assert 0 <= part["lateness_ms_p50"] <= part["lateness_ms_p99"]
+        assert (part["gateway_ms_p99"] is not None) == (name == "timed")
+    assert parts["floor"]["times_floor"] is None
+    assert parts["free codec"]["times_floor"] > 1
+    assert parts["free codec"]["frames_per_message"] == pytest.approx(1, abs=0.15)
+    assert parts["grouped"]["frames_per_message"] > 1.3
+
+
+@pytest.mark.parametrize("wrong", [("--streams", "0"), ("--seconds", "x"), ("--lead-ms", "-1")])
+def test_wrong_sizes_are_refused(wrong: tuple[str, str]) -> None:
+    """A size that cannot be is a usage error that names the option."""
+    refused = bench(*wrong)
+    assert refused.returncode == 2
+    assert wrong[0] in refused.stderr

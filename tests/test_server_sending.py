@@ -1,0 +1,106 @@
+"""How audio leaves: in order, together, and in larger pieces once a listener has a lead."""
+
+import asyncio
+
+import pytest
+
+from orpheus_ws import messages as m
+from orpheus_ws.metrics import clock
+from orpheus_ws.server.outbox import Outbox
+from orpheus_ws.tokens import SAMPLES_PER_FRAME
+from tests.harness import audio, pcm
+from tests.server_peers import SENTENCE, metric, one
+
+LONG = " ".join([SENTENCE] * 3)
+
+
+class _Transport:
+    def __init__(self) -> None:
+        self.aborted = False
+        self.closing = False
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class _Connection:
+    """As much of a connection as an outbox sees."""
+
+    def __init__(self, sent: list[str], name: str, error: Exception | None = None) -> None:
+        self.transport = _Transport()
+        self._sent = sent
+        self._name = name
+        self._error = error
+
+    def send_data(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._sent.append(self._name)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), RuntimeError("the handler is closed")])
+async def test_a_broken_connection_keeps_nobody_from_theirs(error: Exception) -> None:
+    """What is posted in one turn is sent in order; a connection that fails is dropped alone."""
+    sent: list[str] = []
+    outbox = Outbox()
+    broken, gone = _Connection(sent, "broken", error), _Connection(sent, "gone")
+    gone.transport.closing = True
+    for connection in (_Connection(sent, "first"), broken, gone, _Connection(sent, "last")):
+        outbox.post(connection)  # type: ignore[arg-type]
+    assert sent == []
+    await asyncio.sleep(0)
+    assert sent == ["first", "last"]
+    assert broken.transport.aborted
+    assert not gone.transport.aborted
+    outbox.post(_Connection(sent, "again"))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert sent == ["first", "last", "again"]
+
+
+async def test_each_frame_leaves_by_itself_without_a_lead() -> None:
+    """With grouping off, no message has more than a frame, save where a pause was added."""
+    async with one("server.group_lead_ms=0", "engine.options.step_seconds=0.002") as (_, peer):
+        await peer.say("a", SENTENCE)
+        received = await peer.utterance("a")
+    assert max(len(message.pcm) // 2 for message in audio(received)) <= SAMPLES_PER_FRAME
+    assert len(audio(received)) >= len(pcm(received)) // 2 // SAMPLES_PER_FRAME
+
+
+async def test_a_listener_with_a_lead_gets_several_frames_at_once() -> None:
+    """The first frame comes alone; with a lead, messages grow and the audio stays the same."""
+    whole: dict[int, bytes] = {}
+    counts: dict[int, int] = {}
+    for group_lead in (0, 300):
+        async with one(
+            f"server.group_lead_ms={group_lead}", "engine.options.step_seconds=0.002"
+        ) as (_, peer):
+            await peer.send(m.Config(sampling=m.Sampling(seed=1)))
+            await peer.say("a", LONG)
+            received = await peer.utterance("a")
+        whole[group_lead], counts[group_lead] = pcm(received), len(audio(received))
+        assert len(audio(received)[0].pcm) // 2 <= SAMPLES_PER_FRAME
+    assert whole[0] == whole[300]
+    assert counts[300] < counts[0] / 2
+
+
+async def test_a_segment_that_hangs_shows_while_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that stops in the middle of a segment is in a gauge until it goes on or is left."""
+    ahead = 0.0
+    monkeypatch.setattr("orpheus_ws.metrics.clock", lambda: clock() + ahead)
+    async with one("engine.options.fault=stalls", "engine.options.fault_requests=1") as (
+        started,
+        peer,
+    ):
+        await peer.say("a", SENTENCE)
+        await peer.wait_for(m.Audio)
+        assert await metric(started, "orpheus_segments_stalled_over_1s") == 0
+        ahead = 2.0
+        assert await metric(started, "orpheus_segments_stalled_over_1s") == 1
+        assert await metric(started, "orpheus_contexts_waiting_over_1s") == 0
+        await peer.send(m.Cancel(context="a"))
+        await peer.utterance("a")
+        await peer.fence()
+        assert await metric(started, "orpheus_segments_stalled_over_1s") == 0
