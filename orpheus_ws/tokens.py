@@ -4,7 +4,7 @@ Rule: this module alone knows the model's constants. The slot of a token comes f
 from a counter, so a stray id costs at most the frame it falls into and never shifts later ones.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from operator import sub
 
@@ -157,12 +157,12 @@ class LoopDetector:
         self._limit = limit_frames
         self._history: deque[Frame] = deque()
         self._max_period = max_period
-        self._seen: Counter[Frame] = Counter()  # how often each frame is in the history
+        self._seen: dict[Frame, int] = {}  # how often each frame is in the history
         self._runs: dict[int, int] = {}  # by period: audible frames that repeated so far
 
     def is_new(self, frame: Frame) -> bool:
         """Whether the frame repeats nothing, so that it does not matter if it is audible."""
-        return not self._seen[frame]
+        return frame not in self._seen
 
     def push(self, frame: Frame, *, audible: bool) -> bool:
         """Return true when the stream has looped for `limit_frames` audible frames."""
@@ -175,7 +175,7 @@ class LoopDetector:
                     self._runs[period] = run
                     looping = looping or (audible and run >= self._limit)
         self._history.append(frame)
-        self._seen[frame] += 1
+        self._seen[frame] = self._seen.get(frame, 0) + 1
         if len(self._history) > self._max_period:
             gone = self._history.popleft()
             self._seen[gone] -= 1
