@@ -212,12 +212,12 @@ def test_mps(tmp_path: Path, state: str) -> None:
 def test_mps_that_was_never_started(tmp_path: Path) -> None:
     """Without a control file MPS does not run; how to start it is said."""
     environment = program(tmp_path, gpu.MPS_CONTROL, "echo 1")
-    check = gpu.mps_check(
-        environment | {gpu.PIPE_VARIABLE: f"{tmp_path}/none"}, gpu=True, shared=True
-    )
-    assert check.status is Status.WARNING
-    assert check.found == f"not running: there is no {tmp_path}/none/control"
-    assert "nvidia-cuda-mps-control -d" in check.advice
+    for directory in (f"{tmp_path}/none", f"{tmp_path}/{'long' * 2000}"):
+        there = environment | {gpu.PIPE_VARIABLE: directory}
+        check = gpu.mps_check(there, gpu=True, shared=True)
+        assert check.status is Status.WARNING
+        assert check.found == f"not running: no {directory}/control was found"
+        assert "nvidia-cuda-mps-control -d" in check.advice
 
 
 def test_mps_without_a_gpu() -> None:

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from orpheus_ws.doctor.check import Check, Status
@@ -222,8 +221,8 @@ def mps_check(environment: Mapping[str, str], *, gpu: bool, shared: bool) -> Che
         return Check("mps", Status.OK, "not asked: no GPU was found")
     directory = environment.get(PIPE_VARIABLE) or PIPE_DIRECTORY
     advice = f"start it with {MPS_CONTROL} -d"
-    if not (Path(directory) / "control").exists():
-        found = f"not running: there is no {directory}/control"
+    if not os.access(f"{directory}/control", os.F_OK):
+        found = f"not running: no {directory}/control was found"
     else:
         answer = _ask([MPS_CONTROL], environment, "get_server_list\n")
         # The process ids of its servers: none before the first CUDA program.

@@ -1,9 +1,9 @@
 """The engine and the codec that the configuration names: imported, their options read, not opened."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -98,9 +98,9 @@ def _try_device(device: str | None, options: object, kind: str) -> None:
 
 
 def _check_weights(weights: str) -> None:
-    if weights != "pocket" and not (Path(weights) / "config.json").is_file():
+    if weights != "pocket" and not os.access(f"{weights}/config.json", os.R_OK):
         raise StartupError(
-            f"there is no config.json in {weights!r}: set codec.weights to 'pocket' or to a "
+            f"no config.json can be read in {weights!r}: set codec.weights to 'pocket' or to a "
             "directory with a SNAC checkpoint"
         )
 

@@ -27,6 +27,7 @@ def test_the_embedded_voice() -> None:
         ("codec.options.device=grandmother", "codec.options.device"),
         ("codec.options.threads=0", "a whole number of at least 1"),
         ("codec.weights=NOWHERE", "config.json"),
+        pytest.param(f"codec.weights=/{'long' * 2000}", "config.json", id="a path too long"),
     ],
 )
 def test_a_codec_that_cannot_start(setting: str, advice: str, tmp_path: Path) -> None:
