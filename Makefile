@@ -17,7 +17,7 @@ VOICE_TESTS := tests/voice
 PYTEST := -m pytest
 SLOW := -m slow --timeout 1200
 
-.PHONY: demo test test-slow test-numpy1 lint format clean
+.PHONY: demo test test-slow test-numpy1 lint format docs clean
 
 demo: $(VENV)/.voice
 	@$(BIN)/python -m orpheus_ws say --local --output hello.wav -- "$$TEXT"
@@ -42,6 +42,10 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The pages that are made of the code.
+docs: $(VENV)/.dev
+	$(BIN)/python -m docs.generate
 
 clean:
 	rm -rf $(VENV) $(VENV_NUMPY1) hello.wav .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,9 @@
 """Configuration: frozen, nested, from a TOML file, the environment and flags, in that order.
 
-Rule: what the program can be told is written here once, with its default; an unknown key is an
-error that names the nearest known one. Environment variables are `ORPHEUS_WS_` and the path with
+Rule: what the program can be told is written here once, with its default and its meaning (the text
+below a field; `docs/configuration.md` is made from them). An unknown key is an error that names the
+nearest known one, a wrong value one that says what the key takes; no value is repeated in an error,
+for it may be a secret in the wrong place. Environment variables are `ORPHEUS_WS_` and the path with
 `__` between its parts (`ORPHEUS_WS_SERVER__PORT=9000`); flags are `--set server.port=9000`.
 Parts that are chosen by name (`engine.name`, `codec.name`) read their own `options` with
 `read_options`.
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, inspect
 
 from orpheus_ws.errors import StartupError
 
@@ -34,72 +36,92 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class EngineConfig(_Section, frozen=True, kw_only=True):
-    """Which engine speaks. `capacity` is its number of slots and the number of sockets admitted."""
+    """Which engine speaks."""
 
     name: str = "pocket"
+    """`pocket`, `simulated`, or the dotted name of a module of your own."""
     capacity: Positive | None = None
+    """Streams at once, and so the number of sockets admitted. Unset: the engine's own number."""
     options: dict[str, Any] = {}
+    """What this engine alone can be told, below."""
 
 
 class CodecConfig(_Section, frozen=True, kw_only=True):
-    """Which decoder runs. `weights` is `pocket` or a directory with a SNAC checkpoint.
-
-    `slots` follows the engine's capacity unless it is set.
-    """
+    """Which decoder turns frames into sound."""
 
     name: str = "streaming"
+    """`streaming`, `simulated`, or the dotted name of a module of your own."""
     weights: str = "pocket"
+    """`pocket`, the embedded voice, or a directory with a SNAC checkpoint."""
     slots: Positive | None = None
+    """Streams it can hold: at least one more than the engine. Unset: just that."""
     options: dict[str, Any] = {}
+    """What this decoder alone can be told, below."""
 
 
 class ServerConfig(_Section, frozen=True, kw_only=True):
-    """Where to listen. Port 0 takes a free one; `metrics_port` is on `metrics_host`."""
+    """Where to listen, and how long to wait for what."""
 
     host: str = "127.0.0.1"
+    """Address or name to listen on."""
     port: Port = 8765
+    """Port of the WebSocket and of the health checks; 0 takes a free one."""
     metrics_host: str = "127.0.0.1"
+    """Address or name that serves `/metrics`."""
     metrics_port: Port = 9464
+    """Port of `/metrics`; 0 takes a free one."""
     drain_seconds: Seconds = 30.0
+    """How long open utterances may take to finish once the server is told to stop."""
     handshake_seconds: Seconds = 10.0
+    """How long a client may take to open a socket."""
     ping_seconds: Seconds = 20.0
+    """Time between pings. A missing pong closes nothing."""
     write_seconds: Seconds = 5.0
+    """How long a client may read nothing while audio is due; then it is a slow consumer."""
     retry_after_seconds: Positive = 1
+    """What a full server says in `Retry-After`."""
     group_lead_ms: Annotated[int, Meta(ge=0, le=10_000)] = 1000
     """With so much audio in hand, a listener gets several frames in one message; 0: never."""
 
 
 class AuthConfig(_Section, frozen=True, kw_only=True):
-    """Who may connect: `keys` maps a name, which may be logged, to the secret.
-
-    Without keys only a loopback address may be listened on, unless `anonymous` is true. `origins`,
-    when given, are the only values a browser's Origin may have.
-    """
+    """Who may connect. Without keys, only a loopback address may be listened on."""
 
     keys: dict[str, Annotated[str, Meta(min_length=1)]] = {}
+    """The secret of each name. Names may be logged, secrets never are."""
     anonymous: bool = False
+    """Let anybody in, on any address."""
     origins: tuple[str, ...] = ()
+    """The only values that a browser's Origin may have, such as `https://app.example`. Empty: any
+    page that knows a key, and without keys a page of the same host."""
 
 
 class LimitsConfig(_Section, frozen=True, kw_only=True):
-    """What one socket may do; announced in `ready`."""
+    """What one socket may do; announced in `ready`, but for the last."""
 
     contexts: Annotated[int, Meta(ge=1, le=1024)] = 32
+    """Utterances open at once."""
     text_chars: Positive = 20_000
+    """Characters of an utterance that wait to be spoken."""
     message_bytes: Annotated[int, Meta(ge=256)] = 65_536
+    """Length of one message."""
     idle_seconds: Seconds = 900.0
+    """A socket without an open utterance is closed after so long."""
     session_seconds: Seconds = 86_400.0
+    """A socket as old as this is closed between two utterances."""
     context_idle_seconds: Seconds = 30.0
+    """An utterance without text for so long ends if another waits behind it."""
 
 
 class LogConfig(_Section, frozen=True, kw_only=True):
-    """Structured logs go to standard error."""
+    """Structured logs, one JSON object a line, on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is logged."""
 
 
 class Config(_Section, frozen=True, kw_only=True):
-    """Everything."""
+    """Everything, in sections."""
 
     engine: EngineConfig = EngineConfig()
     codec: CodecConfig = CodecConfig()
@@ -153,30 +175,37 @@ def load_part(package: str, name: str, opener: str, *, extra: str) -> Any:
     if not all(part.isidentifier() for part in name.split(".")):
         raise StartupError(f"{name!r} cannot be the name of a module; name the {kind} differently")
     try:
-        return getattr(importlib.import_module(module_name), opener)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing == module_name or module_name.startswith(f"{missing}."):
             raise StartupError(_no_such_part(package, name, opener)) from error
         how = f"pip install {missing}" if "." in name else f"pip install 'orpheus-ws[{extra}]'"
         raise StartupError(f"{kind} {name!r} needs the package {missing!r}: {how}") from error
-    except ImportError as error:
+    except Exception as error:
+        # What a library raises when it does not fit the machine is its own affair.
         raise StartupError(
-            f"{kind} {name!r} cannot be imported; try: python -c 'import {module_name}'"
+            f"{kind} {name!r} cannot be imported ({type(error).__name__}); try: "
+            f"python -c 'import {module_name}'"
         ) from error
-    except AttributeError as error:
-        raise StartupError(_no_such_part(package, name, opener)) from error
+    if not hasattr(module, opener):
+        raise StartupError(_no_such_part(package, name, opener))
+    return getattr(module, opener)
 
 
-def _no_such_part(package: str, name: str, opener: str) -> str:
-    """Say that there is no such part, and which there are."""
+def known_parts(package: str, opener: str) -> list[str]:
+    """Names of the modules of `package` that have the function `opener`; imports none of them."""
     folder = Path(__file__).parent.joinpath(*package.split(".")[1:])
-    known = [
+    return [
         file.stem
         for file in sorted(folder.glob("[a-z]*.py"))
         if f"def {opener}(" in file.read_text(encoding="utf-8")
     ]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0)
+
+
+def _no_such_part(package: str, name: str, opener: str) -> str:
+    """Say that there is no such part, and which is the nearest."""
+    near = difflib.get_close_matches(name, known_parts(package, opener), n=1, cutoff=0)
     return (
         f"there is no {package.rpartition('.')[2]} {name!r}; the nearest is {near[0]!r}, and a "
         f"dotted name is a module of your own with {opener}"
@@ -208,14 +237,71 @@ def _merge(into: dict[str, Any], source: Mapping[str, Any]) -> None:
             into[key] = dict(value) if isinstance(value, Mapping) else value
 
 
+_PATH = re.compile(r"`\$\.?([^`\[]*)[^`]*`\Z")
+"""Where msgspec says that an error was: a path, up to what is inside a list or a table."""
+
+
 def _convert(values: dict[str, Any], schema: type[_T], where: str) -> _T:
     prepared = _prepare(values, schema, where)
     try:
         # Not strict: what comes from the environment and from flags is text.
         return msgspec.convert(prepared, schema, strict=False)
     except msgspec.ValidationError as error:
-        text = str(error).replace("`$.", f"`{where}." if where else "`").replace("`$", f"`{where}")
-        raise StartupError(f"the configuration has a wrong value: {text}") from error
+        # Its text is not passed on: it can contain the value.
+        found = _PATH.search(str(error))
+        path = found[1].split(".") if found and found[1] else []
+        key = ".".join([where, *path] if where else path)
+        kind = describe(_type_at(path, schema))
+        raise StartupError(
+            f"the configuration has a wrong value: `{key}` must be {kind}"
+        ) from error
+
+
+def _type_at(path: list[str], schema: type[msgspec.Struct]) -> inspect.Type:
+    kind = inspect.type_info(schema)
+    for name in path:
+        parts = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+        sections = [part for part in parts if isinstance(part, inspect.StructType)]
+        kind = next(field.type for part in sections for field in part.fields if field.name == name)
+    return kind
+
+
+def describe(kind: inspect.Type) -> str:
+    """Say in words what a key of this type takes, such as `a whole number of at least 1`."""
+    match kind:
+        case inspect.UnionType():
+            return " or ".join(
+                describe(part) for part in kind.types if not isinstance(part, inspect.NoneType)
+            )
+        case inspect.LiteralType():
+            return "one of " + ", ".join(f"`{value}`" for value in kind.values)
+        case inspect.IntType():
+            return "a whole number" + _bounds(kind)
+        case inspect.FloatType():
+            return "a number" + _bounds(kind)
+        case inspect.BoolType():
+            return "`true` or `false`"
+        case inspect.StrType():
+            return "text that is not empty" if kind.min_length else "text"
+        case inspect.VarTupleType():
+            return f"a list, each item {describe(kind.item_type)}"
+        case inspect.DictType(value_type=inspect.AnyType()):
+            return "a table"
+        case inspect.DictType():
+            return f"a table of names, each with {describe(kind.value_type)}"
+        case _:
+            return "a section with keys of its own"
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    least, most = kind.ge, kind.le
+    if kind.gt is not None:
+        return f" above {kind.gt:.15g}" + (f", at most {most:.15g}" if most is not None else "")
+    if least is not None and most is not None:
+        return f" from {least:.15g} to {most:.15g}"
+    if least is not None:
+        return f" of at least {least:.15g}"
+    return f" of at most {most:.15g}" if most is not None else ""
 
 
 def _prepare(values: Mapping[str, Any], schema: type[msgspec.Struct], where: str) -> dict[str, Any]:

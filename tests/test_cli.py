@@ -176,7 +176,7 @@ def test_usage() -> None:
     assert run("speak").returncode == 2
     assert run("say", "-o", "x.wav", text="  ").returncode == 2
     help_text = run("--help").stdout
-    for name in ("serve", "say"):
+    for name in ("serve", "say", "doctor"):
         assert name in help_text
 
 

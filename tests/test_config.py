@@ -290,10 +290,32 @@ def test_times_are_finite(key: str, toml: Write) -> None:
         load(file=toml(f"[{section}]\n{field} = inf\n"))
 
 
-@pytest.mark.parametrize("flag", ["auth.keys=hunter2", "auth.keys.a.b=hunter2"])
-def test_secrets_are_not_repeated(flag: str) -> None:
-    """The error about a misplaced secret does not contain it."""
-    assert "hunter2" not in complaint(flag)
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("log.level=loud", "`log.level` must be one of `debug`, `error`, `info`, `warning`"),
+        ("server.port=65536", "`server.port` must be a whole number from 0 to 65535"),
+        ("engine.capacity=none", "`engine.capacity` must be a whole number of at least 1"),
+        ("server.drain_seconds=0", "must be a number above 0, at most 31536000"),
+        ("auth.anonymous=maybe", "`auth.anonymous` must be `true` or `false`"),
+        ("auth.keys.a=", "`auth.keys` must be a table of names, each with text that is not empty"),
+        ("limits=5", "`limits` must be a section"),
+    ],
+)
+def test_wrong_values_are_told_what_is_right(flag: str, expected: str) -> None:
+    """The error says what the key takes: its bounds, or all of its values."""
+    assert expected in complaint(flag)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["auth.keys", "auth.keys.a.b", "auth", "auth.anonymous", "log.level", "server.port", "server"],
+)
+def test_secrets_are_not_repeated(key: str) -> None:
+    """The error about a misplaced secret does not contain it, whatever key it was given to."""
+    assert "hunter2" not in complaint(f"{key}=hunter2")
+    variable = f"ORPHEUS_WS_{key}".upper().replace(".", "__")
+    assert "hunter2" not in complaint(environment={variable: "hunter2"})
 
 
 @pytest.mark.parametrize(

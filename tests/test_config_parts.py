@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import pytest
@@ -12,11 +13,18 @@ from orpheus_ws.errors import StartupError
 # Named parts --------------------------------------------------------------------------------------
 
 
+class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A section inside the options."""
+
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.9
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of a part, as a part would declare them."""
 
     speed: float = 1.0
     names: tuple[str, ...] = ()
+    memory: Memory | None = None
 
 
 def test_read_options() -> None:
@@ -31,7 +39,9 @@ def test_read_options() -> None:
     [
         ({"sped": 1}, ["'engine.options.sped'", "'engine.options.speed'"]),
         ({"speed": "fast"}, ["`engine.options.speed`"]),
-        ({"names": [1]}, ["`engine.options.names"]),
+        ({"names": [1]}, ["`engine.options.names` must be a list, each item text"]),
+        ({"memory": {"share": 2}}, ["`engine.options.memory.share` must be a number from 0 to 1"]),
+        ({"memory": 2}, ["`engine.options.memory` must be a section"]),
     ],
 )
 def test_read_options_mistakes(options: dict[str, object], expected: list[str]) -> None:
@@ -90,3 +100,19 @@ def test_load_part_names_the_missing_package(
     assert "'custom_part.engine'" in str(caught.value)
     assert "'a_package_nobody_has'" in str(caught.value)
     assert "pip install a_package_nobody_has" in str(caught.value)
+
+
+@pytest.mark.parametrize("body", ["raise OSError('hunter2')", "1 / 0", "(", "import math.nothing"])
+def test_load_part_that_cannot_be_imported(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a part raises when it is imported is a `StartupError` without its text."""
+    (tmp_path / "broken_part").mkdir()
+    (tmp_path / "broken_part" / "__init__.py").touch()
+    (tmp_path / "broken_part" / "engine.py").write_text(body + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StartupError) as caught:
+        load_part("orpheus_ws.engine", "broken_part.engine", "open_engine", extra="pocket")
+    monkeypatch.delitem(sys.modules, "broken_part")
+    assert "'broken_part.engine'" in str(caught.value)
+    assert "hunter2" not in str(caught.value)

@@ -11,6 +11,7 @@ import click
 
 import orpheus_ws
 from orpheus_ws.cli.bench import bench
+from orpheus_ws.cli.doctor import doctor
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.cli.say import say
 from orpheus_ws.cli.serve import serve
@@ -23,7 +24,7 @@ def cli() -> None:
     """Real-time Orpheus speech over WebSockets."""
 
 
-for command in (serve, say, bench):
+for command in (serve, say, bench, doctor):
     cli.add_command(command)
 
 

@@ -9,6 +9,6 @@ class Exit(IntEnum):
     DONE = 0
     """What was asked for was done; `serve` had drained."""
     FAILED = 1
-    """It did not work; one line on standard error says why."""
+    """It did not work; one line on standard error says why. `doctor` found a problem."""
     USAGE = 2
     """The command line was wrong (click's own code)."""

@@ -8,7 +8,7 @@ an engine: `codec = "streaming"` is `orpheus_ws/codec/streaming.py:open_decoder`
 N frames give exactly N × 2048 samples, head and tail included, whatever the chunking.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from orpheus_ws.audio import Portion
@@ -101,11 +101,20 @@ class Codec(Protocol):
         ...
 
 
+def find_decoder(config: CodecConfig) -> Callable[[CodecConfig], Decoder]:
+    """Import the decoder that `config.name` names, without opening it.
+
+    Raises `StartupError` with what to do.
+    """
+    opener: Callable[[CodecConfig], Decoder] = load_part(
+        "orpheus_ws.codec", config.name, "open_decoder", extra="codec"
+    )
+    return opener
+
+
 def open_decoder(config: CodecConfig) -> Decoder:
     """Open the decoder that `config.name` names, on the calling thread.
 
     Raises `StartupError` with what to do.
     """
-    opener = load_part("orpheus_ws.codec", config.name, "open_decoder", extra="codec")
-    decoder: Decoder = opener(config)
-    return decoder
+    return find_decoder(config)(config)

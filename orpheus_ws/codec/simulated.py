@@ -8,10 +8,11 @@ silence; any other is a sine of whole periods, so frames join without a step.
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from orpheus_ws.codec import Decoder, Work
 from orpheus_ws.config import CodecConfig, read_options
@@ -23,10 +24,12 @@ TONES: Final = 128
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`codec.options`: what a step takes, asleep, for all streams and for each stream more."""
+    """What a step takes, asleep: `step_seconds + stream_seconds * streams`."""
 
-    step_seconds: float = 0.0
-    stream_seconds: float = 0.0
+    step_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """What every step takes."""
+    stream_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """What every stream adds to a step."""
 
 
 def open_decoder(config: CodecConfig) -> Decoder:

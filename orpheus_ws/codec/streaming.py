@@ -38,10 +38,12 @@ _EMPTY: Final[Samples] = np.zeros(0, np.float32)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`codec.options`: the device, and how many CPU threads a step may use."""
+    """Where SNAC runs."""
 
     device: str = "cpu"
+    """What torch calls the device: `cpu`, `cuda`, `cuda:1`."""
     threads: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """CPU threads that a step may use."""
 
 
 def open_decoder(config: CodecConfig) -> Decoder:

@@ -61,8 +61,8 @@ _CLOSED: Final = "the engine was closed"
 _log = logging.getLogger(__name__)
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What `engine.options` may say: nothing yet."""
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """It has none."""
 
 
 class PocketVoice:

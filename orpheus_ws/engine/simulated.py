@@ -39,15 +39,12 @@ _GOOD_IDS = GOOD_FRAMES * tokens.CODES_PER_FRAME
 _SILENT_FRAME_IDS = np.array(tokens.frame_ids([0] * tokens.CODES_PER_FRAME))
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What `engine.options` may say.
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a step costs, how long texts are, and what goes wrong.
 
     A step takes `step_seconds + stream_seconds * active`; 0 means one turn of the event loop. With
     `steps_per_frame = 7` a step is one token, as in a real engine that reports once a frame:
-    requests that joined at different steps report at different steps.
-    `frames_per_char` is 24 000 / 2048 / 15 by default: speech at 15 characters a second. `fault`
-    befalls the requests whose ordinals are in `fault_requests`, counted from 0 in the order in
-    which they were started, or all of them when it is empty:
+    requests that joined at different steps report at different steps. The faults:
 
     - `never_stops`: frames until `max_tokens`, no end of speech;
     - `loop`: 2 good frames, then the same 3 over and over until `max_tokens`;
@@ -62,13 +59,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     step_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """What every step takes."""
     stream_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """What every active request adds to a step."""
     steps_per_frame: Annotated[int, Meta(ge=1)] = 1
+    """How many steps a frame takes."""
     frames_per_char: Annotated[float, Meta(gt=0)] = (
         tokens.SAMPLE_RATE / tokens.SAMPLES_PER_FRAME / CHARS_PER_SECOND
     )
+    """Frames for each character of text. The default is speech at 15 characters a second."""
     fault: Fault = "none"
+    """What befalls requests."""
     fault_requests: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    """Which requests, counted from 0 in the order in which they were started. Empty: all."""
 
 
 @dataclass(eq=False, slots=True)

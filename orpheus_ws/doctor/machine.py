@@ -1,0 +1,63 @@
+"""The machine and the process: Python, processors, event loop, open files."""
+
+import os
+import platform
+import resource
+from importlib import metadata
+from typing import Final
+
+from orpheus_ws.doctor.check import Check, Status
+
+FILES_BESIDE_SOCKETS: Final = 64
+"""An idle server holds 17 to 20 open files; the others are for loading, probes and handshakes."""
+
+
+def python() -> Check:
+    """Which Python on which system."""
+    return Check("python", Status.OK, f"{platform.python_version()} on {platform.platform()}")
+
+
+def processors() -> Check:
+    """How many processors there are, and how many of them this process may use."""
+    count = os.cpu_count() or 1
+    # Only Linux lets a process be kept to some of them.
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else count
+    found = f"{count}, of which this process may use {usable}"
+    if usable > 1:
+        return Check("processors", Status.OK, found)
+    return Check(
+        "processors",
+        Status.WARNING,
+        found,
+        "event loop, engine and codec share one processor: let the process use two or more",
+    )
+
+
+def event_loop() -> Check:
+    """Which event loop `serve` would run on."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return Check(
+            "event_loop", Status.WARNING, "asyncio's own", "uvloop is faster: pip install uvloop"
+        )
+    return Check("event_loop", Status.OK, f"{uvloop.__name__} {metadata.version('uvloop')}")
+
+
+def open_files(capacity: int | None) -> Check:
+    """Whether the limit on open files leaves room for a socket for each of the engine's slots."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shown = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+    if capacity is None:
+        return Check("open_files", Status.OK, f"at most {shown}; the engine's capacity is unknown")
+    found = f"at most {shown}, for {capacity} sockets"
+    needed = capacity + FILES_BESIDE_SOCKETS
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return Check("open_files", Status.OK, found)
+    return Check(
+        "open_files",
+        Status.WARNING,
+        found,
+        f"allow at least {needed}: 'ulimit -n', LimitNOFILE= in systemd, or --ulimit nofile= in "
+        "Docker; or lower engine.capacity",
+    )

@@ -1,0 +1,117 @@
+"""The engine and the codec that the configuration names: imported, their options read, not opened."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+from orpheus_ws.codec import find_decoder
+from orpheus_ws.config import Config, EngineConfig, read_options
+from orpheus_ws.doctor.check import Check, Status
+from orpheus_ws.engine import find_engine
+from orpheus_ws.errors import StartupError
+from orpheus_ws.server import DEFAULT_CODEC_SLOTS, PROBE_SLOTS
+
+DEVICES: Final = {"pocket": "cpu", "simulated": "cpu", "trtllm": "cuda"}
+"""Where those of our parts run that have no option for it."""
+
+
+class Part(NamedTuple):
+    """What is known of a part. `device` and `capacity` are None when only the part itself knows."""
+
+    check: Check
+    device: str | None
+    capacity: int | None
+
+
+def engine(config: EngineConfig) -> Part:
+    """The engine. `capacity` is what is configured, or else the module's own default."""
+    device = _device(config.name, config.options, None)
+    try:
+        module = _import(lambda: find_engine(config), "engine", config.name)
+        options = _options(module, config.options, "engine.options")
+        device = _device(config.name, config.options, options)
+        _try_device(device, options, "engine")
+    except StartupError as error:
+        check = Check("engine", Status.PROBLEM, _named(config.name, device), str(error))
+        return Part(check, device, config.capacity)
+    capacity = config.capacity or getattr(module, "DEFAULT_CAPACITY", None)
+    streams = "" if capacity is None else f", {capacity} streams"
+    check = Check("engine", Status.OK, _named(config.name, device) + streams)
+    return Part(check, device, capacity)
+
+
+def codec(config: Config, capacity: int | None) -> Part:
+    """The codec, for an engine of this capacity."""
+    own = config.codec
+    device = _device(own.name, own.options, None)
+    slots = own.slots or (config.engine.capacity or DEFAULT_CODEC_SLOTS) + PROBE_SLOTS
+    try:
+        module = _import(lambda: find_decoder(own), "codec", own.name)
+        options = _options(module, own.options, "codec.options")
+        device = _device(own.name, own.options, options)
+        _try_device(device, options, "codec")
+        if own.name != "simulated":
+            _check_weights(own.weights)
+        if capacity is not None:
+            _check_slots(slots, capacity + PROBE_SLOTS)
+    except StartupError as error:
+        check = Check("codec", Status.PROBLEM, _named(own.name, device), str(error))
+        return Part(check, device, slots)
+    check = Check("codec", Status.OK, f"{_named(own.name, device)}, {slots} slots")
+    return Part(check, device, slots)
+
+
+def _import(find: Callable[[], object], kind: str, name: str) -> ModuleType:
+    """The module of a part. What it prints on the way goes to standard error."""
+    with contextlib.redirect_stdout(sys.stderr):
+        find()
+    return sys.modules[name if "." in name else f"orpheus_ws.{kind}.{name}"]
+
+
+def _options(module: ModuleType, options: Mapping[str, Any], where: str) -> object:
+    """The options as the part will read them; None for a part that does not say which it has."""
+    schema = getattr(module, "Options", None)
+    return None if schema is None else read_options(options, schema, where)
+
+
+def _device(name: str, configured: Mapping[str, Any], options: object) -> str | None:
+    device = getattr(options, "device", configured.get("device", DEVICES.get(name)))
+    return None if device is None else str(device)
+
+
+def _try_device(device: str | None, options: object, kind: str) -> None:
+    """Let torch put nothing on the device that an option names."""
+    torch = sys.modules.get("torch")
+    if torch is None or device is None or not hasattr(options, "device"):
+        return
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:
+        # torch raises an AssertionError, among others.
+        raise StartupError(
+            f"torch cannot use the device {device!r} ({type(error).__name__}): set "
+            f"{kind}.options.device to one that it sees, such as 'cpu' or 'cuda'"
+        ) from error
+
+
+def _check_weights(weights: str) -> None:
+    if weights != "pocket" and not os.access(f"{weights}/config.json", os.R_OK):
+        raise StartupError(
+            f"no config.json can be read in {weights!r}: set codec.weights to 'pocket' or to a "
+            "directory with a SNAC checkpoint"
+        )
+
+
+def _check_slots(slots: int, needed: int) -> None:
+    if slots < needed:
+        raise StartupError(
+            f"the codec has {slots} slots but the engine needs {needed}: raise codec.slots or lower "
+            "engine.capacity"
+        )
+
+
+def _named(name: str, device: str | None) -> str:
+    return f"{name}, on {device}" if device else name
