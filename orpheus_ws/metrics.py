@@ -117,22 +117,26 @@ class Metrics:
                 registry=self.registry,
             ).labels(surface)
 
-        self.time_to_first_byte = latency("time_to_first_byte", "t0 to first PCM sent")
-        self.time_to_first_audio = latency("time_to_first_audio", "t0 to first audible sample sent")
-        self.time_to_first_sentence = latency(
-            "time_to_first_sentence", "t0 to last sample of the first segment sent"
+        self.time_to_first_byte = latency("time_to_first_byte", "From t0 to the first PCM sent")
+        self.time_to_first_audio = latency(
+            "time_to_first_audio", "From t0 to the first audible sample sent"
         )
-        self.queue = latency("queue", "t0 to the context's turn")
-        self.engine_first_token = latency("engine_first_token", "turn to first token id")
-        self.codec_wait = latency("codec_wait", "first whole frame to first samples")
-        self.cancel = latency("cancel", "cancel received to engine slot free")
+        self.time_to_first_sentence = latency(
+            "time_to_first_sentence", "From t0 to the last sample of the first segment sent"
+        )
+        self.queue = latency("queue", "From t0 to the context's turn")
+        self.engine_first_token = latency(
+            "engine_first_token", "From the turn to the first token id"
+        )
+        self.codec_wait = latency("codec_wait", "From the first whole frame to the first samples")
+        self.cancel = latency("cancel", "From receiving `cancel` to the engine's slot being free")
 
     def _distributions(self) -> None:
         def spread(name: str, text: str, buckets: tuple[float, ...]) -> Spread:
             return Spread(f"orpheus_{name}", text, buckets, self.registry)
 
         self.chunk_gap = spread(
-            "chunk_gap_seconds", "Between consecutive chunks of a segment", _GAP_BUCKETS
+            "chunk_gap_seconds", "Time between consecutive chunks of a segment", _GAP_BUCKETS
         )
         self.real_time_factor = spread(
             "real_time_factor",
@@ -142,7 +146,9 @@ class Metrics:
         self.codec_batch_streams = spread(
             "codec_batch_streams", "Streams in one codec step", _STREAM_BUCKETS
         )
-        self.codec_step = spread("codec_step_seconds", "One codec step", _STEP_BUCKETS)
+        self.codec_step = spread(
+            "codec_step_seconds", "Time that a codec step takes", _STEP_BUCKETS
+        )
 
     def _counters(self) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -154,15 +160,30 @@ class Metrics:
         self.tokens = tally("tokens", "Token ids received from the engine")
         self.invalid_tokens = tally("invalid_tokens", "Ids out of range or out of turn")
         self.frames = tally("frames", "Whole frames of seven codes")
-        self.audio_seconds = tally("audio_seconds", "Audio sent")
+        self.audio_seconds = tally("audio_seconds", "Seconds of audio sent")
         self.orphaned_seconds = counter(
-            "orphaned_audio_seconds", "Audio generated and never heard: cancelled or disconnected"
+            "orphaned_audio_seconds",
+            "Seconds of audio generated and never heard: cancelled or disconnected",
         )
-        self.underruns = counter("underruns", "Starvations of the virtual player, 80 ms prebuffer")
-        self.underrun_seconds = counter("underrun_seconds", "Length of those starvations")
-        self.contexts_ended = counter("contexts", "Contexts ended", "outcome")
-        self.handshakes_refused = counter("handshakes_refused", "Upgrades refused", "reason")
-        self.socket_closes = counter("socket_closes", "Sockets closed", "code")
+        self.underruns = counter("underruns", "Starvations of the virtual player")
+        self.underrun_seconds = counter(
+            "underrun_seconds", "Seconds for which the virtual player starved"
+        )
+        self.contexts_ended = counter(
+            "contexts",
+            "Contexts ended, by outcome: done, cancelled, failed, disconnected",
+            "outcome",
+        )
+        self.handshakes_refused = counter(
+            "handshakes_refused",
+            "Upgrades refused: full, draining, dead, auth, origin, path, handshake",
+            "reason",
+        )
+        self.socket_closes = counter(
+            "socket_closes",
+            "Sockets closed, by the code of who closed first; 1006 was lost",
+            "code",
+        )
 
     def _gauges(self) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
