@@ -153,6 +153,8 @@ class Portion(NamedTuple):
 
     at_least: int
     at_most: int
+    in_hand: float = 0.0
+    """Seconds of audio that the listener still has."""
 
 
 MOST_FRAMES: Final = 8
@@ -170,7 +172,7 @@ def portion(in_hand: float, lead: float, group_lead: float) -> Portion:
     if 0 < group_lead <= in_hand:
         at_least = max(1, min(MOST_FRAMES, int(in_hand / 4 / FRAME_SECONDS)))
     at_most = int((lead - in_hand) / FRAME_SECONDS)
-    return Portion(at_least, max(at_least, min(MOST_FRAMES, at_most)))
+    return Portion(at_least, max(at_least, min(MOST_FRAMES, at_most)), in_hand)
 
 
 class Player:

@@ -101,7 +101,7 @@ class _Segment:
         """Yield decoded samples until the segment is over; sets `trace.reason`."""
         trace = self._trace
         listener = _LoopListener(self.frames)
-        stream = codec.open()
+        stream = codec.open(seed=self._prompt.seed, early=ask().in_hand == 0.0)
         feeder = asyncio.create_task(self._feed(stream))
         try:
             while len(samples := await stream.take(ask())):

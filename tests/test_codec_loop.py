@@ -29,8 +29,6 @@ class LookingDecoder:
     A frame's samples are all equal to its first code, so that order and loss are plain to see.
     """
 
-    lookahead_frames = 1
-
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.batches: list[int] = []
@@ -40,7 +38,10 @@ class LookingDecoder:
         self.go_on.set()
         self._held: dict[int, list[Frame]] = {}
 
-    def reset(self, slot: int) -> None:
+    def first_frames(self, *, early: bool) -> int:
+        return 1 if early else 2
+
+    def reset(self, slot: int, *, seed: int, early: bool) -> None:
         self._held[slot] = []
 
     def step(self, batch: Sequence[Work]) -> list[Samples]:
@@ -72,6 +73,11 @@ def heard(samples: list[Samples]) -> list[int]:
     return [int(code) for code in whole[::SAMPLES_PER_FRAME]]
 
 
+def opened(loop: CodecLoop) -> CodecStream:
+    """A stream for which it does not matter how it begins."""
+    return loop.open(seed=0, early=False)
+
+
 async def start(slots: int = 4) -> tuple[CodecLoop, LookingDecoder]:
     """A loop over a `LookingDecoder`."""
     decoder = LookingDecoder(slots)
@@ -82,7 +88,7 @@ async def test_every_frame_once() -> None:
     """N frames pushed at once come out as N frames, in order, for N from 0 to 40."""
     loop, _ = await start()
     for count in range(41):
-        stream = loop.open()
+        stream = opened(loop)
         stream.push(frames(*range(1, count + 1)))
         stream.finish()
         taken = []
@@ -96,7 +102,7 @@ async def test_every_frame_once() -> None:
 
 async def loop_take_after_end(loop: CodecLoop) -> Samples:
     """What `take` gives on a finished, empty stream, asked twice."""
-    stream = loop.open()
+    stream = opened(loop)
     stream.finish()
     assert len(await stream.take(ALL)) == 0
     again = await stream.take(ALL)
@@ -120,7 +126,7 @@ async def one_stream(loop: CodecLoop, number: int, chance: random.Random) -> Non
     """A stream of random length, taken in a random rhythm, that may leave early."""
     codes = [number * 100 + n for n in range(1, chance.randrange(1, 30))]
     leave_early = chance.random() < 0.2
-    stream = loop.open()
+    stream = opened(loop)
     pushing = asyncio.create_task(push_all(stream, codes, chance))
     taken: list[Samples] = []
     while len(
@@ -155,7 +161,7 @@ def test_any_interleaving(seed: int, streams: int) -> None:
 async def test_nothing_is_decoded_unasked() -> None:
     """Frames wait undecoded until somebody takes: a slow listener costs no decoding."""
     loop, decoder = await start()
-    stream = loop.open()
+    stream = opened(loop)
     stream.push(frames(*range(1, 30)))
     stream.finish()
     assert heard([await stream.take(ALL)]) == list(range(1, MOST_FRAMES))
@@ -169,7 +175,7 @@ async def test_nothing_is_decoded_unasked() -> None:
 async def test_streams_share_a_step() -> None:
     """What is ready while the thread is busy is decoded together in its next step."""
     loop, decoder = await start(slots=5)
-    streams = [loop.open() for _ in range(5)]
+    streams = [opened(loop) for _ in range(5)]
     decoder.go_on.clear()
     takes = []
     for number, stream in enumerate(streams):
@@ -191,7 +197,7 @@ async def test_streams_share_a_step() -> None:
 async def test_one_turn_is_one_batch() -> None:
     """What becomes ready in one turn of the event loop is decoded in one step, idle thread or not."""
     loop, decoder = await start(slots=8)
-    streams = [loop.open() for _ in range(8)]
+    streams = [opened(loop) for _ in range(8)]
     takes = [asyncio.create_task(stream.take(ALL)) for stream in streams]
     await asyncio.sleep(0)
     for stream in streams:
@@ -204,7 +210,7 @@ async def test_one_turn_is_one_batch() -> None:
 async def test_a_portion_is_waited_for() -> None:
     """`take` waits until there are as many frames as it was asked to wait for, or the end."""
     loop, decoder = await start()
-    stream = loop.open()
+    stream = opened(loop)
     taking = asyncio.create_task(stream.take(Portion(3, 4)))
     stream.push(frames(1, 2))
     await asyncio.sleep(0)
@@ -223,7 +229,7 @@ async def test_a_step_that_hangs_shows() -> None:
     """While a decode hangs its duration can be read; when it is over, there is none."""
     loop, decoder = await start()
     assert loop.statistics().busy_seconds == 0.0
-    stream = loop.open()
+    stream = opened(loop)
     decoder.go_on.clear()
     taking = asyncio.create_task(stream.take(ALL))
     stream.push(frames(1, 2))
@@ -241,7 +247,7 @@ async def test_a_failed_decode_fails_only_its_step() -> None:
     """A decode that raises is Internal for the streams of that step; the loop goes on."""
     loop, decoder = await start()
     decoder.fail_on = 13
-    unlucky, lucky = loop.open(), loop.open()
+    unlucky, lucky = opened(loop), opened(loop)
     unlucky.push(frames(13))
     unlucky.finish()
     with pytest.raises(Internal):
@@ -260,14 +266,14 @@ async def test_a_reused_slot_is_fresh() -> None:
     """A stream that leaves in the middle of a step leaves nothing to the next one in its slot."""
     loop, decoder = await start(slots=1)
     for _ in range(50):
-        first = loop.open()
+        first = opened(loop)
         decoder.entered.clear()
         decoder.go_on.clear()
         first.push(frames(7, 7, 7))
         taking = asyncio.create_task(first.take(ALL))
         await turns_until(decoder.entered.is_set)
         first.close()
-        second = loop.open()
+        second = opened(loop)
         second.push(frames(1, 2, 3))
         second.finish()
         decoder.go_on.set()
@@ -281,7 +287,7 @@ async def test_a_reused_slot_is_fresh() -> None:
 async def test_cancelling_a_take() -> None:
     """A cancelled `take` leaves a stream that can be closed, and a slot that can be used."""
     loop, _ = await start(slots=1)
-    stream = loop.open()
+    stream = opened(loop)
     taking = asyncio.create_task(stream.take(ALL))
     await asyncio.sleep(0)
     taking.cancel()
@@ -289,7 +295,7 @@ async def test_cancelling_a_take() -> None:
     stream.push(frames(1))
     stream.close()
     stream.close()
-    following = loop.open()
+    following = opened(loop)
     following.push(frames(2))
     following.finish()
     assert heard([await following.take(ALL)]) == [2]
@@ -300,18 +306,18 @@ async def test_cancelling_a_take() -> None:
 async def test_slots_are_bounded() -> None:
     """One stream too many is Overloaded; a closed one makes room."""
     loop, _ = await start(slots=2)
-    first, _second = loop.open(), loop.open()
+    first, _second = opened(loop), opened(loop)
     with pytest.raises(Overloaded):
-        loop.open()
+        opened(loop)
     first.close()
-    loop.open()
+    opened(loop)
     await loop.close()
 
 
 async def test_closing_the_loop() -> None:
     """Closing fails what is open, ends the thread, and may be repeated."""
     loop, _ = await start()
-    stream = loop.open()
+    stream = opened(loop)
     taking = asyncio.create_task(stream.take(ALL))
     await asyncio.sleep(0)
     await loop.close()
@@ -319,7 +325,7 @@ async def test_closing_the_loop() -> None:
     with pytest.raises(Internal):
         await taking
     with pytest.raises(Internal):
-        loop.open()
+        opened(loop)
     assert not any(thread.name == "codec" for thread in threading.enumerate())
 
 
@@ -350,7 +356,7 @@ async def test_steps_are_reported() -> None:
     loop = await CodecLoop.start(
         lambda: LookingDecoder(2), stepped=lambda streams, _seconds: steps.append(streams)
     )
-    stream = loop.open()
+    stream = opened(loop)
     stream.push(frames(*range(1, 21)))
     stream.finish()
     while len(await stream.take(ALL)):
@@ -365,7 +371,7 @@ async def test_steps_are_reported() -> None:
 async def test_the_simulated_decoder_tells_its_frames() -> None:
     """A tone has whole periods, is told apart by its frame, and zeros are silent."""
     loop = await CodecLoop.start(lambda: open_decoder(CodecConfig(name="simulated", slots=1)))
-    stream = loop.open()
+    stream = opened(loop)
     sent: list[Frame] = [(1, 2, 3, 4, 5, 6, 7), (0,) * 7, (9, 0, 0, 0, 0, 0, 0)]
     stream.push(sent)
     stream.finish()
@@ -383,14 +389,14 @@ async def test_a_decoder_that_miscounts() -> None:
     loop, decoder = await start()
     whole = decoder.step
     decoder.step = lambda batch: whole(batch)[1:]  # type: ignore[method-assign]
-    unlucky = loop.open()
+    unlucky = opened(loop)
     unlucky.push(frames(1))
     unlucky.finish()
     with pytest.raises(Internal):
         await unlucky.take(ALL)
     unlucky.close()
     decoder.step = whole  # type: ignore[method-assign]
-    lucky = loop.open()
+    lucky = opened(loop)
     lucky.push(frames(2))
     lucky.finish()
     assert heard([await lucky.take(ALL)]) == [2]

@@ -126,7 +126,7 @@ SECONDS = st.floats(0, 12)
 @given(in_hand=SECONDS, lead=st.floats(0.2, 10), group_lead=SECONDS)
 def test_portions_keep_their_bounds(in_hand: float, lead: float, group_lead: float) -> None:
     """A portion is 1…8 frames; what is waited for is at most a quarter of what is in hand."""
-    at_least, at_most = portion(in_hand, lead, group_lead)
+    at_least, at_most, _ = portion(in_hand, lead, group_lead)
     assert 1 <= at_least <= at_most <= MOST_FRAMES
     assert at_least == 1 or at_least * FRAME_SECONDS <= in_hand / 4
 

@@ -171,12 +171,14 @@ def open_decoder(config: CodecConfig) -> "SleepingDecoder":
 class SleepingDecoder:
     """`Decoder` that sleeps, and then has one and the same tone for every frame."""
 
-    lookahead_frames = 0
-
     def __init__(self, slots: int) -> None:
         self.slots = slots
 
-    def reset(self, slot: int) -> None:
+    def first_frames(self, *, early: bool) -> int:
+        """See `Decoder`: every frame can be heard at once."""
+        return 1
+
+    def reset(self, slot: int, *, seed: int, early: bool) -> None:
         """See `Decoder`: there is nothing to forget."""
 
     def step(self, batch: Sequence[Work]) -> list[Samples]:
@@ -188,7 +190,7 @@ class SleepingDecoder:
 class FreeCodec:
     """`Codec` that costs nothing: every frame is one and the same tone, at once."""
 
-    def open(self) -> CodecStream:
+    def open(self, *, seed: int, early: bool) -> CodecStream:
         """See `Codec`."""
         return _FreeStream()
 

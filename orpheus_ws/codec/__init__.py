@@ -34,13 +34,16 @@ class Decoder(Protocol):
         """How many streams it can hold."""
         ...
 
-    @property
-    def lookahead_frames(self) -> int:
-        """Frames that must follow a frame before all of its samples are final."""
+    def first_frames(self, *, early: bool) -> int:
+        """Frames that a stream needs before there is anything to hear of it."""
         ...
 
-    def reset(self, slot: int) -> None:
-        """Make the slot a stream of which nothing has been heard."""
+    def reset(self, slot: int, *, seed: int, early: bool) -> None:
+        """Make the slot a stream of which nothing has been heard.
+
+        `seed` decides whatever a decoder adds at random. `early`: it should begin to sound as soon
+        as the decoder can make it, even if its first samples are not exact.
+        """
         ...
 
     def step(self, batch: Sequence[Work]) -> list[Samples]:
@@ -64,8 +67,7 @@ class CodecStream(Protocol):
 
         The last portion of a segment may be smaller than asked for. A decoder that looks ahead
         gives fewer samples at first and the rest at the end. Not asking is how a slow listener
-        holds the codec back. Cancelling is safe: the stream can
-        only be closed afterwards. Raises `Internal` when the decode failed.
+        holds the codec back. Cancelling is safe: the stream can only be closed afterwards. Raises `Internal` when the decode failed.
         """
         ...
 
@@ -88,8 +90,8 @@ class CodecStatistics(NamedTuple):
 class Codec(Protocol):
     """All streams of the process."""
 
-    def open(self) -> CodecStream:
-        """Start a stream. Raises `Overloaded` when every slot is taken."""
+    def open(self, *, seed: int, early: bool) -> CodecStream:
+        """Start a stream, see `Decoder.reset`. Raises `Overloaded` when every slot is taken."""
         ...
 
     def statistics(self) -> CodecStatistics:

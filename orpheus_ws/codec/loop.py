@@ -2,9 +2,8 @@
 
 Rule: the event loop never touches a tensor and the thread never touches a stream. They exchange
 jobs (slot, frames) through one queue and results through one `call_soon_threadsafe` per step.
-Batching is in flight: whenever the thread is idle it takes everything that is ready, streams that
-have not been heard yet first. A stream has at most one job under way, and none unless somebody
-waits in `take`, so the listener's pace is the decoder's.
+Who takes part in a step, and when, is `policy.py`'s to say. A stream has at most one job under way,
+and none unless somebody waits in `take`, so the listener's pace is the decoder's.
 """
 
 import asyncio
@@ -19,9 +18,13 @@ import numpy as np
 
 from orpheus_ws.audio import Portion
 from orpheus_ws.codec import CodecStatistics, CodecStream, Decoder, Work
+from orpheus_ws.codec.policy import InFlight, Policy, Ready, frames_allowed
 from orpheus_ws.errors import Internal, OrpheusError, Overloaded
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import Frame
+
+MAX_BATCH: Final = 256
+"""Streams in one step, unless a policy says otherwise."""
 
 _EMPTY: Final[Samples] = np.zeros(0, np.float32)
 _log = logging.getLogger("orpheus_ws.codec")
@@ -30,7 +33,8 @@ _log = logging.getLogger("orpheus_ws.codec")
 class _Job(NamedTuple):
     stream: "_Stream"
     work: Work
-    fresh: bool
+    first: bool
+    ready: Ready
 
 
 class _Result(NamedTuple):
@@ -42,13 +46,17 @@ class CodecLoop:
     """`Codec` over one `Decoder`. Make it with `start`."""
 
     def __init__(
-        self, open_decoder: Callable[[], Decoder], stepped: Callable[[int, float], None]
+        self,
+        open_decoder: Callable[[], Decoder],
+        policy: Policy,
+        stepped: Callable[[int, float], None],
     ) -> None:
         self._event_loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[Decoder] = self._event_loop.create_future()
         self._thread = threading.Thread(
             target=self._run, args=(open_decoder,), name="codec", daemon=True
         )
+        self._policy = policy
         self._stepped = stepped
         self._jobs: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
         self._submitted: list[_Job] = []
@@ -57,35 +65,43 @@ class CodecLoop:
         self._closed = False
         self._totals = [0, 0, 0.0]  # steps, frames, seconds
         self._busy_since: float | None = None
-        self.lookahead_frames = 0
+        self._first_frames: Callable[..., int]
 
     @classmethod
     async def start(
         cls,
         open_decoder: Callable[[], Decoder],
         *,
+        policy: Policy | None = None,
         stepped: Callable[[int, float], None] = lambda _streams, _seconds: None,
     ) -> "CodecLoop":
         """Open the decoder on a new thread and wait until it is there.
 
         `stepped` hears of the streams and seconds of every step. Raises what `open_decoder` raises.
         """
-        loop = cls(open_decoder, stepped)
+        loop = cls(open_decoder, policy or InFlight(MAX_BATCH), stepped)
         loop._thread.start()
         decoder = await loop._opened
         loop._free = list(range(decoder.slots))[::-1]
-        loop.lookahead_frames = decoder.lookahead_frames
+        loop._first_frames = decoder.first_frames
         return loop
 
-    def open(self) -> CodecStream:
+    def open(self, *, seed: int, early: bool) -> CodecStream:
         """See `Codec`."""
         if self._closed:
             raise Internal("the codec has stopped")
         if not self._free:
             raise Overloaded("every codec slot is taken; try again shortly")
-        stream = _Stream(self, self._free.pop())
+        stream = _Stream(
+            self, self._free.pop(), seed, early=early, first_frames=self._first_frames(early=early)
+        )
         self._streams.add(stream)
         return stream
+
+    @property
+    def streams(self) -> int:
+        """Streams that are open."""
+        return len(self._streams)
 
     def statistics(self) -> CodecStatistics:
         """See `Codec`."""
@@ -136,31 +152,42 @@ class CodecLoop:
             self._event_loop.call_soon_threadsafe(_set_exception, self._opened, error)
             return
         self._event_loop.call_soon_threadsafe(_set_result, self._opened, decoder)
-        while (batch := self._next_batch()) is not None:
-            if batch:
-                self._step(decoder, batch)
+        ready: list[_Job] = []
+        while self._collect(ready):
+            chosen = self._policy.choose([job.ready for job in ready])
+            self._step(decoder, [ready[index] for index in chosen])
+            for index in sorted(chosen, reverse=True):
+                del ready[index]
 
-    def _next_batch(self) -> list[_Job] | None:
-        """Wait for a job and take all others that are ready with it; None at the end."""
-        batch: list[_Job] = []
-        jobs = self._jobs.get()
-        while jobs is not None:
-            batch += jobs
+    def _collect(self, ready: list[_Job]) -> bool:
+        """Wait until a step is due and put into `ready` all who could take part; false at the end."""
+        while True:
             try:
-                jobs = self._jobs.get_nowait()
+                jobs = self._jobs.get(timeout=self._patience(ready))
+                if jobs is None:
+                    return False
+                ready += jobs
             except queue.Empty:
                 # Only now: a slot's next stream cannot have a job before its last one is closed.
-                live = [job for job in batch if not job.stream.closed]
-                return sorted(live, key=lambda job: not job.fresh)
-        return None
+                ready[:] = [job for job in ready if not job.stream.closed]
+                if ready and self._patience(ready) == 0.0:
+                    return True
+
+    def _patience(self, ready: list[_Job]) -> float | None:
+        """Seconds for which more may be waited for; None when nothing is ready."""
+        if not ready:
+            return None
+        due = self._policy.due([job.ready for job in ready])
+        return max(0.0, due - time.perf_counter())
 
     def _step(self, decoder: Decoder, batch: list[_Job]) -> None:
         started = self._busy_since = time.perf_counter()
         streams = [job.stream for job in batch]
         try:
             for job in batch:
-                if job.fresh:
-                    decoder.reset(job.work.slot)
+                if job.first:
+                    stream = job.stream
+                    decoder.reset(stream.slot, seed=stream.seed, early=stream.early)
             decoded = decoder.step([job.work for job in batch])
             results = [_Result(*pair) for pair in zip(streams, decoded, strict=True)]
         except Exception as error:  # noqa: BLE001 - fails these streams, not the loop
@@ -189,15 +216,21 @@ class CodecLoop:
 class _Stream:
     """One segment's frames and whoever waits for its samples."""
 
-    def __init__(self, loop: CodecLoop, slot: int) -> None:
+    def __init__(
+        self, loop: CodecLoop, slot: int, seed: int, *, early: bool, first_frames: int
+    ) -> None:
         self.slot = slot
+        self.seed = seed
+        self.early = early
         self.closed = False
         self._loop = loop
         self._frames: list[Frame] = []
         self._finished = False
         self._complete = False  # the last samples have been delivered
         self._failed = False
+        self._first_frames = first_frames
         self._fresh = True
+        self._unheard = True
         self._busy = False
         self._finishing = False  # the job under way is the last one
         self._portion = Portion(1, 1)
@@ -248,6 +281,7 @@ class _Stream:
             return
         self._complete = self._finishing
         if len(samples) or self._complete:
+            self._unheard = False
             self._resolve(samples)
         else:
             self._dispatch()
@@ -256,17 +290,19 @@ class _Stream:
         """Give the thread a job if somebody waits for samples and there is something to decode."""
         if self._waiter is None or self._busy or self.closed or self._failed:
             return
-        # A decoder that looks ahead has nothing to give before it has seen that much.
-        ahead = self._loop.lookahead_frames if self._fresh else 1
-        if not self._finished and len(self._frames) < max(ahead, self._portion.at_least):
+        # There is nothing to hear of a stream before its decoder has seen that much.
+        enough = self._first_frames if self._fresh else 1
+        if not self._finished and len(self._frames) < max(enough, self._portion.at_least):
             return
-        budget = max(ahead, self._portion.at_most)
-        frames = self._frames[:budget]
-        del self._frames[:budget]
+        allowed = frames_allowed(self._loop.streams)
+        count = max(enough, self._portion.at_least, min(self._portion.at_most, allowed))
+        frames = self._frames[:count]
+        del self._frames[:count]
         self._finishing = self._finished and not self._frames
         self._busy = True
         work = Work(self.slot, frames, self._finishing)
-        self._loop.submit(_Job(self, work, self._fresh))
+        ready = Ready(time.perf_counter(), self._unheard, self._portion.in_hand)
+        self._loop.submit(_Job(self, work, self._fresh, ready))
         self._fresh = False
 
     def _resolve(self, outcome: Samples | OrpheusError) -> None:

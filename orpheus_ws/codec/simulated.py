@@ -55,13 +55,15 @@ def tone(count: int) -> Samples:
 class ToneDecoder:
     """`Decoder` of tones; it looks nowhere ahead."""
 
-    lookahead_frames = 0
-
     def __init__(self, slots: int, options: Options) -> None:
         self.slots = slots
         self._options = options
 
-    def reset(self, slot: int) -> None:
+    def first_frames(self, *, early: bool) -> int:
+        """See `Decoder`: every frame can be heard at once."""
+        return 1
+
+    def reset(self, slot: int, *, seed: int, early: bool) -> None:
         """See `Decoder`: a tone depends on its frame alone, so there is nothing to forget."""
 
     def step(self, batch: Sequence[Work]) -> list[Samples]:

@@ -1,147 +1,127 @@
-"""SNAC decoding of many streams, equal to decoding each one whole.
+"""SNAC decoding of many streams, equal to decoding each one whole, without computing anything twice.
 
-Rule: correct first. The decoder looks 4757 samples, 2.32 frames, to either side of a sample, so a
-sample is final once that much has arrived after it, and a window that reaches that far to both sides
-of the new samples gives them exactly. What the window repeats is decoded again; streams whose
-windows are equally long share a batch. Noise is off: SNAC draws it afresh at every call, which would
-make the output depend on the chunking.
+Rule: a step is a pass of the network over some frames of some streams, whose states are gathered
+from a table by slot and scattered back. Shapes come from a few fixed sizes. What a stream gives
+depends on its codes, its seed and `early_frames`; never on how it was cut or who shared its steps.
 """
 
-import json
 from collections.abc import Sequence
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from itertools import groupby
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
-import snac
 import torch
-from safetensors.torch import load as load_safetensors
-from snac.layers import NoiseBlock
-from torch import nn
-from torch.nn.utils import parametrize
 
-from orpheus_ws.codec import Decoder, Work
+from orpheus_ws.codec import Decoder, Work, noise
+from orpheus_ws.codec.early import Handover, needed_samples
+from orpheus_ws.codec.network import DELAY, ENDLESS, StreamingNetwork
+from orpheus_ws.codec.passes import Batch, EagerPasses, Passes
+from orpheus_ws.codec.weights import Device, load_model, place
 from orpheus_ws.config import CodecConfig, read_options
-from orpheus_ws.errors import StartupError
 from orpheus_ws.pcm import Samples
-from orpheus_ws.tokens import CODEBOOK_SIZE, LEVEL_SLOTS, SAMPLE_RATE, SAMPLES_PER_FRAME, Frame
+from orpheus_ws.tokens import CODES_PER_FRAME, SAMPLES_PER_FRAME, Frame
 
-RADIUS: Final = 4757
-"""Samples on either side that a sample depends on, from the strides and kernels of SNAC's 24 kHz
-decoder: 1536 + 256 + 2496 + 32 + 312 + 4 + 78 + 1 + 39 + 3, layer by layer."""
+FRAME_SIZES: Final = (8, 4, 2, 1)
+"""How many frames of a stream a pass may take: few sizes, so that each can be prepared."""
+
+FLUSH_FRAMES: Final = -(-DELAY // SAMPLES_PER_FRAME)
+"""Frames past the end that bring out the last samples."""
 
 _EMPTY: Final[Samples] = np.zeros(0, np.float32)
+_NO_CODES: Final[Frame] = (0,) * CODES_PER_FRAME
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where SNAC runs."""
+class Options(Device, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where SNAC runs, and what it may leave out."""
 
-    device: str = "cpu"
-    """What torch calls the device: `cpu`, `cuda`, `cuda:1`."""
-    threads: Annotated[int, msgspec.Meta(ge=1)] = 1
-    """CPU threads that a step may use."""
+    noise: bool = True
+    """Add the noise that the model was trained with, if it was, as a function of the seed."""
+    early_frames: Annotated[int, msgspec.Meta(ge=0, le=3)] = 2
+    """Frames after which an utterance begins to sound; 0: when its samples are final, after 3."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """What the network computes in. On a CPU use float32."""
 
 
 def open_decoder(config: CodecConfig) -> Decoder:
     """Load the weights. Raises `StartupError`."""
     options = read_options(config.options, Options, "codec.options")
-    torch.set_num_threads(options.threads)
-    model = load_model(config.weights)
-    try:
-        model = model.to(options.device)
-    except Exception as error:
-        raise StartupError(
-            f"the codec cannot use the device {options.device!r} ({type(error).__name__}): set "
-            "codec.options.device to one that torch sees, such as 'cpu' or 'cuda'"
-        ) from error
-    return WindowDecoder(model, slots=config.slots or 8)
-
-
-def load_model(weights: str) -> nn.Module:
-    """A SNAC model for 24 kHz and three levels, ready to decode: noise off, weight norm folded.
-
-    `weights` is `pocket`, the embedded development voice, or a directory with `config.json` and
-    `model.safetensors` or `pytorch_model.bin`. Raises `StartupError`.
-    """
-    root: Traversable = (
-        files("orpheus_ws") / "data" / "pocket" if weights == "pocket" else Path(weights)
-    )
-    try:
-        config = json.loads((root / "config.json").read_text(encoding="utf-8"))
-        model: nn.Module = snac.SNAC(**config)
-        missing, unexpected = model.load_state_dict(_state(root), strict=False)
-        shape = (config["sampling_rate"], config["vq_strides"], config["codebook_size"])
-    except Exception as error:
-        # What a broken file raises depends on where it is broken.
-        raise StartupError(
-            f"cannot load the codec from {weights!r} ({type(error).__name__}): give 'pocket' or a "
-            "directory with SNAC's config.json and model.safetensors or pytorch_model.bin"
-        ) from error
-    if unexpected or any(not name.startswith("encoder.") for name in missing):
-        raise StartupError(f"the checkpoint in {weights!r} does not fit its config.json")
-    if shape != (SAMPLE_RATE, [4, 2, 1], CODEBOOK_SIZE):
-        raise StartupError(f"the codec in {weights!r} is not SNAC's 24 kHz model with three levels")
-    return prepare(model)
-
-
-def prepare(model: nn.Module) -> nn.Module:
-    """Drop the encoder and the noise, fold weight norm, freeze. Changes `model` and returns it."""
-    model.encoder = nn.Identity()
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, NoiseBlock):
-                setattr(module, name, nn.Identity())
-            elif parametrize.is_parametrized(child, "weight"):
-                parametrize.remove_parametrizations(child, "weight")
-    return model.eval().requires_grad_(requires_grad=False)
-
-
-def _state(root: Traversable) -> dict[str, Any]:
-    for name in ("decoder.safetensors", "model.safetensors"):
-        if (root / name).is_file():
-            return load_safetensors((root / name).read_bytes())
-    with (root / "pytorch_model.bin").open("rb") as file:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    return state
-
-
-def decode_whole(model: nn.Module, frames: Sequence[Frame]) -> Samples:
-    """Decode a whole utterance at once: N frames → N × 2048 samples. The reference for streams."""
-    samples: Samples = _decode(model, [frames])[0]
-    return samples
-
-
-def _decode(model: nn.Module, windows: Sequence[Sequence[Frame]]) -> Samples:
-    """Decode windows of equal length: (B, T) frames → (B, T × 2048) samples."""
-    device = next(model.parameters()).device
-    codes = torch.tensor(np.asarray(windows, np.int64), device=device)
-    levels = [codes[:, :, slots].flatten(1) for slots in map(list, LEVEL_SLOTS)]
-    with torch.inference_mode():
-        audio = model.decode(levels)  # type: ignore[operator]  # snac has no types
-    samples: Samples = audio[:, 0].float().cpu().numpy()
-    return samples
+    network = StreamingNetwork(load_model(config.weights, noise=options.noise))
+    network = place(network.to(getattr(torch, options.dtype)), options)
+    slots = config.slots or 8
+    return StreamingDecoder(EagerPasses(network, slots), slots, early_frames=options.early_frames)
 
 
 class _Slot:
-    """A stream: the frames that still matter and how many samples have left."""
+    """What the host knows of a stream."""
 
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-        self.first = 0  # index in the stream of frames[0]
-        self.emitted = 0
+    def __init__(self, seed: int = 0, *, early_frames: int = 0) -> None:
+        self.offset = noise.offset(seed)
+        self.early_frames = early_frames
+        """Frames after which it begins early; 0 when it does not, or has."""
+        self.waiting: list[Frame] = []
+        """Frames that have arrived and were not fed to the network yet."""
+        self.fed = 0
+        self.length = ENDLESS
+        self._emitted = 0
+        self._handover: Handover | None = None
+
+    def accept(self, work: Work) -> None:
+        """More frames, perhaps the last."""
+        self.waiting.extend(work.frames)
+        if work.last:
+            self.length = self.fed + len(self.waiting)
+
+    @property
+    def begins_early(self) -> bool:
+        """Whether its early decode is due. A stream that has ended already needs none."""
+        return 0 < self.early_frames <= len(self.waiting) and self.length == ENDLESS
+
+    def begin_early(self, decoded: Samples) -> Samples:
+        """Give what can be given of the early decode."""
+        self._handover = Handover(decoded, self.early_frames)
+        self.early_frames = 0
+        self._emitted = len(self._handover.given)
+        return self._handover.given
+
+    @property
+    def size(self) -> int:
+        """How many frames the next pass should feed; 0 when it would bring out nothing new."""
+        if self.length != ENDLESS:
+            owed = self.length + FLUSH_FRAMES - self.fed
+            if self._emitted == self.length * SAMPLES_PER_FRAME:
+                return 0
+            return min((size for size in FRAME_SIZES if size >= owed), default=FRAME_SIZES[0])
+        arrived = self.fed + len(self.waiting)
+        if arrived * SAMPLES_PER_FRAME - DELAY <= self._emitted:
+            return 0
+        return next(size for size in FRAME_SIZES if size <= len(self.waiting))
+
+    def feed(self, size: int) -> list[Frame]:
+        """The next `size` frames; past the end without codes."""
+        frames, self.waiting = self.waiting[:size], self.waiting[size:]
+        self.fed += size
+        return frames + [_NO_CODES] * (size - len(frames))
+
+    def emit(self, row: Samples) -> Samples:
+        """What is new and final of the samples that came out with the latest frames."""
+        end = self.fed * SAMPLES_PER_FRAME - DELAY
+        start = end - len(row)
+        final = min(end, self.length * SAMPLES_PER_FRAME)
+        if final <= self._emitted:
+            return _EMPTY
+        samples = row[self._emitted - start : final - start].copy()
+        if self._handover is not None:
+            samples = self._handover.mix(samples, self._emitted)
+        self._emitted = final
+        return samples
 
 
-class WindowDecoder:
-    """`Decoder` over a prepared SNAC model."""
+class StreamingDecoder:
+    """`Decoder` over `Passes`."""
 
-    lookahead_frames = -(-RADIUS // SAMPLES_PER_FRAME)
-
-    def __init__(self, model: nn.Module, slots: int) -> None:
-        self._model = model
+    def __init__(self, passes: Passes, slots: int, *, early_frames: int) -> None:
+        self._passes = passes
+        self._early_frames = early_frames
         self._slots = [_Slot() for _ in range(slots)]
 
     @property
@@ -149,39 +129,76 @@ class WindowDecoder:
         """See `Decoder`."""
         return len(self._slots)
 
-    def reset(self, slot: int) -> None:
+    def first_frames(self, *, early: bool) -> int:
         """See `Decoder`."""
-        self._slots[slot] = _Slot()
+        return self._early_frames if early and self._early_frames else FLUSH_FRAMES
+
+    def reset(self, slot: int, *, seed: int, early: bool) -> None:
+        """See `Decoder`."""
+        self._slots[slot] = _Slot(seed, early_frames=self._early_frames if early else 0)
 
     def step(self, batch: Sequence[Work]) -> list[Samples]:
         """See `Decoder`."""
-        results = [_EMPTY] * len(batch)
-        finals = [self._accept(work) for work in batch]
+        pieces: dict[int, list[Samples]] = {}
+        for work in batch:
+            self._slots[work.slot].accept(work)
+            pieces[work.slot] = []
+        self._begin_early([index for index in pieces if self._slots[index].begins_early], pieces)
+        while sizes := {index: size for index in pieces if (size := self._slots[index].size)}:
+            for size in set(sizes.values()):
+                self._advance([index for index in sizes if sizes[index] == size], size, pieces)
+        return [_joined(pieces[work.slot]) for work in batch]
 
-        def length(index: int) -> int:
-            return len(self._slots[batch[index].slot].frames)
+    def _advance(self, indices: list[int], size: int, pieces: dict[int, list[Samples]]) -> None:
+        """Feed `size` frames of each of these streams."""
+        slots = [self._slots[index] for index in indices]
+        before = [slot.fed for slot in slots]
+        edges = any(
+            fed < FLUSH_FRAMES or fed + size > slot.length
+            for fed, slot in zip(before, slots, strict=True)
+        )
+        # A stream that begins has nothing in its row of the table yet, or somebody else's rest.
+        sources = [
+            index if fed else self._passes.blank for index, fed in zip(indices, before, strict=True)
+        ]
+        audio = self._passes.run(
+            Batch(
+                codes=np.array([slot.feed(size) for slot in slots], np.int64),
+                frames=np.array(before, np.int64),
+                lengths=np.array([slot.length for slot in slots], np.int64),
+                offsets=np.array([slot.offset for slot in slots], np.int64),
+                sources=np.array(sources, np.int64),
+                targets=np.array(indices, np.int64),
+                edges=edges,
+            )
+        )
+        for index, slot, row in zip(indices, slots, audio, strict=True):
+            pieces[index].append(slot.emit(row))
 
-        ready = [i for i, work in enumerate(batch) if finals[i] > self._slots[work.slot].emitted]
-        for _, group in groupby(sorted(ready, key=length), key=length):
-            members = list(group)
-            windows = [self._slots[batch[index].slot].frames for index in members]
-            for index, audio in zip(members, _decode(self._model, windows), strict=True):
-                results[index] = self._emit(self._slots[batch[index].slot], audio, finals[index])
-        return results
+    def _begin_early(self, indices: list[int], pieces: dict[int, list[Samples]]) -> None:
+        """Decode the first frames of these streams as if nothing followed."""
+        if not indices:
+            return
+        frames = self._early_frames
+        needed = -(-(needed_samples(frames) + DELAY) // SAMPLES_PER_FRAME)
+        size = min(size for size in FRAME_SIZES if size >= needed)
+        slots = [self._slots[index] for index in indices]
+        padding = [_NO_CODES] * (size - frames)
+        count = len(slots)
+        audio = self._passes.run(
+            Batch(
+                codes=np.array([slot.waiting[:frames] + padding for slot in slots], np.int64),
+                frames=np.zeros(count, np.int64),
+                lengths=np.full(count, frames, np.int64),
+                offsets=np.array([slot.offset for slot in slots], np.int64),
+                sources=np.full(count, self._passes.blank, np.int64),
+                targets=np.full(count, self._passes.waste, np.int64),
+                edges=True,
+            )
+        )
+        for index, slot, row in zip(indices, slots, audio, strict=True):
+            pieces[index].append(slot.begin_early(row[DELAY:]))
 
-    def _accept(self, work: Work) -> int:
-        """Add the frames; return how many samples of the stream are final now."""
-        slot = self._slots[work.slot]
-        slot.frames.extend(work.frames)
-        arrived = (slot.first + len(slot.frames)) * SAMPLES_PER_FRAME
-        return arrived if work.last else max(0, arrived - RADIUS)
 
-    @staticmethod
-    def _emit(slot: _Slot, audio: Samples, final: int) -> Samples:
-        start = slot.first * SAMPLES_PER_FRAME
-        samples = audio[slot.emitted - start : final - start].copy()
-        slot.emitted = final
-        needed = max(0, (final - RADIUS) // SAMPLES_PER_FRAME)
-        del slot.frames[: needed - slot.first]
-        slot.first = needed
-        return samples
+def _joined(pieces: list[Samples]) -> Samples:
+    return np.concatenate(pieces) if pieces else _EMPTY
