@@ -15,6 +15,7 @@ from websockets.datastructures import Headers
 from orpheus_ws import config, errors, session
 from orpheus_ws import messages as m
 from orpheus_ws.context import MAX_FLUSHES
+from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
 from orpheus_ws.server.auth import identify, make_token
 from orpheus_ws.tokens import TAGS
 from tests.harness import server
@@ -121,6 +122,13 @@ def test_close_codes_of_errors() -> None:
     assert closing
     for kind in closing:
         assert (kind.close_code, kind.code) in documented
+
+
+def test_formats() -> None:
+    """The page has exactly the encodings and the rates that `ready` offers."""
+    assert [names(row[0])[0] for row in table("encoding")] == list(ENCODINGS)
+    (rates,) = re.findall(r"at any rate: ([\d, or\s]+) samples a second", PROTOCOL)
+    assert tuple(map(int, re.findall(r"\d+", rates))) == SAMPLE_RATES
 
 
 def test_numbers_in_the_text() -> None:

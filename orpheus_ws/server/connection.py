@@ -52,6 +52,14 @@ class _Voice:
         """How many frames the listener should get next."""
         return portion(self.player.in_hand(clock()), self._lead, self._group_lead)
 
+    def sounds(self) -> bool:
+        """Whether an audible sample has been delivered; a resampler may still hold the first."""
+        first, settings = self.shaper.first_sound, self.context.settings
+        return (
+            first is not None
+            and first * settings.sample_rate < self.context.delivered * SAMPLE_RATE
+        )
+
     def surplus(self) -> float:
         """Seconds until the listener has room for the next portion."""
         now = clock()
@@ -257,7 +265,7 @@ class Connection:
         if trace.first_byte_at is None:
             trace.first_byte_at = now
             self._metrics.observe(trace, Moment.FIRST_BYTE)
-        if trace.first_audio_at is None and voice.shaper.first_sound is not None:
+        if trace.first_audio_at is None and voice.sounds():
             trace.first_audio_at = now
         if previous is not None:
             self._metrics.chunk_gap.observe(now - previous)
