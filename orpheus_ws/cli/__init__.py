@@ -10,6 +10,7 @@ import sys
 import click
 
 import orpheus_ws
+from orpheus_ws.cli.access_token import access_token
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.cli.say import say
 from orpheus_ws.cli.serve import serve
@@ -22,7 +23,7 @@ def cli() -> None:
     """Real-time Orpheus speech over WebSockets."""
 
 
-for command in (serve, say):
+for command in (serve, say, access_token):
     cli.add_command(command)
 
 
