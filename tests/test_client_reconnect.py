@@ -10,6 +10,7 @@ import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.client import Client, connect
+from orpheus_ws.client.connection import open_connection
 from orpheus_ws.errors import ClientError, Disconnected, Refused, Unreachable
 from orpheus_ws.server import Server
 from tests.client_peers import FaultySocket, VirtualTime, address, faulty, heard, refusing
@@ -181,6 +182,42 @@ async def test_a_proxy_without_a_server_behind() -> None:
             assert refused.value.retry_after is None
             assert answered == [502, 504, 429, 401]
     assert sum(time.slept) == 0.0
+
+
+async def test_a_socket_that_is_closing() -> None:
+    """A socket that the server is closing gets no new work, however long the closing takes."""
+
+    closing: list[FaultySocket] = []
+
+    async def close_slowly(socket: FaultySocket) -> None:
+        closing.append(socket)
+        socket._socket.transport.pause_reading()
+        socket._socket.protocol.send_close(1012, "restart")
+        socket._socket.send_data()
+
+    async with faulty(close_slowly, FaultySocket.speak) as servers:
+        async with connect(servers.url) as client:
+            old = client._connection
+            assert old is not None
+            await turns_until(lambda: not old.usable)
+            assert not old.closed
+            assert await heard(client.speak("Hello.")) == 1
+            closing[0]._socket.transport.resume_reading()
+
+
+async def test_a_lost_connection_tells_whoever_comes_late() -> None:
+    """An utterance that enters a connection when it has just been lost hears of it."""
+
+    async def leave(socket: FaultySocket) -> None:
+        await socket.close(1012, "restart")
+
+    async with faulty(leave) as servers:
+        connection = await open_connection(servers.url, api_key=None, open_timeout=10.0)
+        await turns_until(lambda: connection.closed)
+        told: list[object] = []
+        connection.enter("late", told.append)
+        assert [type(what) for what in told] == [Disconnected]
+        await connection.close()
 
 
 # Draining -----------------------------------------------------------------------------------------

@@ -119,15 +119,56 @@ async def test_closing_while_waiting() -> None:
 
 
 async def test_a_cancelled_attempt_is_not_joined() -> None:
-    """Who comes in the moment in which the last one gives up gets an attempt of its own."""
-    async with waiting_for_ever() as (client, asleep):
+    """Who comes while an attempt that nobody wants is still ending gets an attempt of its own."""
+    time = VirtualTime()
+    asleep = asyncio.Semaphore(0)
+    ending = asyncio.Event()
+    end = asyncio.Event()
+
+    async def sleep() -> None:
+        asleep.release()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ending.set()
+            await end.wait()
+
+    time.meanwhile = sleep
+    async with contextlib.AsyncExitStack() as stack:
+        async with server() as gone:
+            client = await stack.enter_async_context(
+                connect(gone.address.url, backoff=time.backoff())
+            )
+        await turns_until(lambda: client._connection.closed)  # type: ignore[union-attr]
         first = asyncio.create_task(heard(client.speak("Hi.")))
-        await asleep.wait()
+        await asleep.acquire()
         first.cancel()
+        await ending.wait()
         second = asyncio.create_task(heard(client.speak("Hi.")))
+        await asleep.acquire()
+        end.set()
         await asyncio.gather(first, return_exceptions=True)
-        await asleep.wait()
         assert not second.done()
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
+
+
+async def test_barge_in_at_any_time_of_reconnecting() -> None:
+    """Whenever an utterance is cancelled while its socket opens, nothing is left speaking."""
+    settings = ("engine.options.step_seconds=0.01", "engine.options.fault=never_stops")
+    async with server(*settings) as started, connect(started.address.url) as client:
+        for turns in range(60):
+            for connection in started._connections:
+                connection._socket.transport.abort()
+            await turns_until(lambda: client._connection.closed)  # type: ignore[union-attr]
+            utterance = client.speak("Hi there.")
+            listening = asyncio.create_task(heard(utterance))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await utterance.cancel()
+            await listening
+            assert isinstance(utterance.result, m.Cancelled)
+            # What the server thinks is open when it has seen everything that was sent.
+            await client.speak("Quick.", sampling=m.Sampling(max_tokens=7)).read()
+            assert started.engine.statistics().active == 0
