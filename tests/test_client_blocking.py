@@ -14,6 +14,7 @@ import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.client import BlockingClient, BlockingUtterance, connect_sync
+from orpheus_ws.client.blocking import _LoopThread
 from orpheus_ws.errors import ClientError, Disconnected, Refused, UtteranceFailed
 from orpheus_ws.server import Server
 from tests.client_peers import FaultySocket, faulty
@@ -240,6 +241,29 @@ async def test_leaving_while_others_speak() -> None:
         for thread in await in_a_script(started, script):
             await asyncio.to_thread(thread.join)
     assert len(failures) == 4
+
+
+def test_what_runs_when_the_block_is_left() -> None:
+    """A call that another thread is in the middle of ends, and says why."""
+    failures: list[BaseException] = []
+    running = threading.Event()
+
+    async def for_ever() -> None:
+        running.set()
+        await asyncio.get_running_loop().create_future()
+
+    def call() -> None:
+        try:
+            loop_thread.call(for_ever())
+        except ClientError as error:
+            failures.append(error)
+
+    with _LoopThread() as loop_thread:
+        caller = threading.Thread(target=call)
+        caller.start()
+        assert running.wait(30)
+    caller.join()
+    assert [type(failure) for failure in failures] == [Disconnected]
 
 
 async def test_reconnecting() -> None:

@@ -195,14 +195,13 @@ async def test_a_socket_that_is_closing() -> None:
         socket._socket.protocol.send_close(1012, "restart")
         socket._socket.send_data()
 
-    async with faulty(close_slowly, FaultySocket.speak) as servers:
-        async with connect(servers.url) as client:
-            old = client._connection
-            assert old is not None
-            await turns_until(lambda: not old.usable)
-            assert not old.closed
-            assert await heard(client.speak("Hello.")) == 1
-            closing[0]._socket.transport.resume_reading()
+    async with faulty(close_slowly, FaultySocket.speak) as servers, connect(servers.url) as client:
+        old = client._connection
+        assert old is not None
+        await turns_until(lambda: not old.usable)
+        assert not old.closed
+        assert await heard(client.speak("Hello.")) == 1
+        closing[0]._socket.transport.resume_reading()
 
 
 async def test_a_lost_connection_tells_whoever_comes_late() -> None:

@@ -131,7 +131,6 @@ async def test_whoever_writes_is_stopped() -> None:
             stack.callback(closed.append, "async")
             while True:
                 yield "Again and again. "
-                await asyncio.sleep(0)
 
     def written() -> Iterator[str]:
         with contextlib.ExitStack() as stack:
@@ -139,7 +138,8 @@ async def test_whoever_writes_is_stopped() -> None:
             while True:
                 yield "Again and again. "
 
-    async with server() as started, connect(started.address.url) as client:
+    # The text has to wait, so it is not the generator that is waited for when it is left.
+    async with server("limits.text_chars=100") as started, connect(started.address.url) as client:
         async with contextlib.aclosing(aiter(client.speak(typed(), sampling=SHORT))) as chunks:
             assert await anext(chunks)
         assert closed == ["async"]
