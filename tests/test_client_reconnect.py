@@ -98,7 +98,7 @@ async def test_a_server_that_is_killed() -> None:
 
 
 async def test_an_idle_socket_is_not_replaced_before_it_is_needed() -> None:
-    """A client that was closed for being idle takes no slot again until it speaks."""
+    """A client that was closed for being idle takes no slot again until it speaks, or is told to."""
     async with (
         server("limits.idle_seconds=0.05") as started,
         connect(started.address.url) as client,
@@ -108,6 +108,10 @@ async def test_an_idle_socket_is_not_replaced_before_it_is_needed() -> None:
             await asyncio.sleep(0)
         assert started.admission.active == 0
         assert await speaks(client)
+        await turns_until(lambda: started.admission.active == 0)
+        session = client.ready.session
+        await client.connection()
+        assert client.ready.session != session
 
 
 async def test_waiting_for_a_server() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import textwrap
 import threading
 from collections.abc import AsyncIterator, Iterator
 
@@ -49,6 +50,8 @@ def test_pieces_are_the_text(parts: list[str | None], size: int) -> None:
     [
         ("One paragraph.\n\nTwo. Three", "One paragraph.\n\n"),
         ("One two. Three. Four five", "One two. Three. "),
+        ('Or.\n"So it is?"\nFour five', 'Or.\n"So it is?"\n'),
+        ("So it is now.\nNot\nfor ever", "So it is now.\n"),
         ("one two three four five six", "one two three "),
         ("onetwothreefourfivesix", "onetwothreefourfiv"),
         ("A. two three four five six", "A. two three four "),
@@ -62,11 +65,11 @@ async def test_long_texts_are_cut_at_pauses(text: str, first: str) -> None:
 
 def test_the_end_of_a_sentence() -> None:
     """Only a piece that ends with a sentence and white space may be followed by a pause."""
-    assert all(map(ends_sentence, ("One. ", "One.\n\n", "One… ")))
-    assert not any(map(ends_sentence, ("One.", "One ", "1.5", "", " ")))
+    assert all(map(ends_sentence, ("One. ", "One.\n\n", "One… ", "“One!”\n", "One\n\n")))
+    assert not any(map(ends_sentence, ("One.", "One ", "One\n", "1.5", "", " ")))
 
 
-@pytest.mark.parametrize("kind", ["str", "paragraphs", "lines", "iterator"])
+@pytest.mark.parametrize("kind", ["str", "paragraphs", "wrapped", "lines", "iterator"])
 async def test_a_book(kind: str) -> None:
     """A text many times longer than may wait is spoken whole, however it is handed over."""
     sentences = [f"Sentence number {n} is here." for n in range(40)]
@@ -74,6 +77,7 @@ async def test_a_book(kind: str) -> None:
     text: SpokenText = {
         "str": " ".join(sentences),
         "paragraphs": "\n\n".join(sentences),
+        "wrapped": textwrap.fill(" ".join(sentences), 20),
         "lines": lines,
         "iterator": iter(lines),
     }[kind]

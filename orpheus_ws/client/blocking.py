@@ -154,7 +154,7 @@ class _LoopThread:
     def start(
         self,
         coroutine: Coroutine[Any, Any, _T],
-        ended: Callable[[asyncio.Task[_T]], object] = id,
+        ended: Callable[[asyncio.Task[_T]], object] = lambda _task: None,
     ) -> "concurrent.futures.Future[asyncio.Task[_T]]":
         """Start a coroutine; `ended` is called there with its task. Raises `Disconnected`."""
         started: concurrent.futures.Future[asyncio.Task[_T]] = concurrent.futures.Future()

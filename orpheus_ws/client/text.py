@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import queue
+import re
 import threading
 from collections.abc import (
     AsyncGenerator,
@@ -24,9 +25,10 @@ from typing import Final
 SpokenText = str | Iterable[str | None] | AsyncIterable[str | None]
 """Text as a whole, or in pieces as they come; None among them is passed over."""
 
-_SENTENCE_ENDS: Final = tuple(".!?…")
-_BREAKS: Final = ("\n\n", "\n", ". ", "! ", "? ", "… ", " ")
+_SENTENCE_END: Final = r"[.!?…]+[\"'”’)\]]*\s"
+_PAUSES: Final = tuple(map(re.compile, (r"\n\n", _SENTENCE_END, r"\s")))
 """Where a long text is best cut, the best first."""
+_NATURAL: Final = re.compile(rf"(?:\n\n|{_SENTENCE_END})\s*\Z")
 
 _END: Final = object()
 _Wanted = queue.SimpleQueue[concurrent.futures.Future[object] | None]
@@ -39,7 +41,7 @@ def is_whole(text: SpokenText) -> bool:
 
 def ends_sentence(piece: str) -> bool:
     """Whether a pause after this piece is natural."""
-    return piece[-1:].isspace() and piece.rstrip().endswith(_SENTENCE_ENDS)
+    return _NATURAL.search(piece) is not None
 
 
 async def pieces(text: SpokenText, size: int) -> AsyncGenerator[str, None]:
@@ -106,8 +108,9 @@ def _cut(text: str, size: int) -> int:
     """Where to end a piece of at most `size` characters."""
     if len(text) <= size:
         return len(text)
-    for mark in _BREAKS:
+    for pause in _PAUSES:
         # Not too early: a book's title is not worth a piece of its own.
-        if (at := text.rfind(mark, size // 2, size)) >= 0:
-            return at + len(mark)
+        ends = [match.end() for match in pause.finditer(text, size // 2, size)]
+        if ends:
+            return ends[-1]
     return size

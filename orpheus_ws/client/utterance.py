@@ -20,7 +20,7 @@ PIECE_CHARS: Final = 4096
 
 PARTS: Final = 4
 """A long text is handed over in parts of a quarter of what may wait to be spoken. Two parts, each
-longer by at most a piece, then are always under that limit, and one is minutes of speech."""
+longer by a piece, are within that limit, and one is minutes of speech."""
 
 
 class Utterance:
