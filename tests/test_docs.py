@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import re
+import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,22 +15,26 @@ from websockets.datastructures import Headers
 
 from orpheus_ws import config, errors, session
 from orpheus_ws import messages as m
+from orpheus_ws.access_tokens import make_token, verify_token
+from orpheus_ws.client import Backoff
+from orpheus_ws.client.backoff import PATIENCE_SECONDS
 from orpheus_ws.context import MAX_FLUSHES
 from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
-from orpheus_ws.server.auth import identify, make_token
+from orpheus_ws.server.auth import identify
 from orpheus_ws.tokens import TAGS
 from tests.harness import server
 
 ROOT = Path(__file__).parents[1]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+CLIENTS = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def table(first_column: str) -> list[list[str]]:
-    """Rows of all tables of the protocol page whose first heading is this, as cells."""
+def table(first_column: str, page: str = PROTOCOL) -> list[list[str]]:
+    """Rows of all tables of a page whose first heading is this, as cells."""
     rows: list[list[str]] = []
-    for block in re.findall(rf"^\| {first_column} \|.*\n(?:\|.*\n)+", PROTOCOL, re.MULTILINE):
+    for block in re.findall(rf"^\| {first_column} \|.*\n(?:\|.*\n)+", page, re.MULTILINE):
         lines = block.splitlines()[2:]
         rows += [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert rows
@@ -150,22 +155,72 @@ def test_links(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-async def test_the_readme_example() -> None:
-    """The client example of the README speaks: it prints its chunks and a result."""
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len([line for line in example.splitlines() if line.strip()]) <= 20
+def examples(page: str) -> list[str]:
+    """Python programs on a page."""
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+async def output_of(example: str, url: str) -> list[str]:
+    """Run an example against a server; the lines it prints."""
+    program = example.replace("ws://127.0.0.1:8765/v1/tts", url)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        await asyncio.to_thread(exec, program, {"__name__": "example"})
+    return output.getvalue().splitlines()
+
+
+async def test_the_readme_examples() -> None:
+    """The client examples of the README are short and speak: the first prints chunks and a result."""
     async with server() as started:
-        program = example.replace("ws://127.0.0.1:8765/v1/tts", started.address.url)
-        output = io.StringIO()
-        scope: dict[str, Any] = {"__name__": "example"}
-        main_call = "asyncio.run(main())"
-        assert program.rstrip().endswith(main_call)
-        exec(program.replace(main_call, ""), scope)  # noqa: S102 - it is our own README
-        with contextlib.redirect_stdout(output):
-            await asyncio.wait_for(scope["main"](), 30)
-    lines = output.getvalue().splitlines()
-    assert re.fullmatch(r" +0\.00 s: \d+ bytes", lines[0])
-    assert "reason='end'" in lines[-1]
+        example, script = examples(README)
+        for program in (example, script):
+            assert len([line for line in program.splitlines() if line.strip()]) <= 20
+        lines = await output_of(example, started.address.url)
+        assert re.fullmatch(r" +0\.00 s: \d+ bytes", lines[0])
+        assert "reason='end'" in lines[-1]
+        count = "\nprint(len(pcm))"
+        assert int((await output_of(script + count, started.address.url))[0]) > 0
+
+
+async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples of the clients' page do what the page says."""
+    monkeypatch.chdir(tmp_path)
+    turns, barge_in, script, tokens = examples(CLIENTS)
+    async with server() as started:
+        lines = await output_of(turns, started.address.url)
+        assert lines[0].startswith("voices: tara, ")
+        assert len(lines) > 3
+        lines = await output_of(barge_in, started.address.url)
+        assert len(lines) == 2
+        assert lines[0].startswith("heard: This ")
+        assert lines[1].endswith("hear the end of it.")
+        (line,) = await output_of(script, started.address.url)
+        assert re.fullmatch(r"\d+ bytes", line)
+        assert (tmp_path / "hello.wav").stat().st_size > 4 * 4096
+        (line,) = await output_of(tokens, "")
+        token = line.partition("?token=")[2]
+        assert verify_token({"web": "secret"}, token, time.time()) == "web"
+
+
+def test_client_errors_are_documented() -> None:
+    """The clients' page has every error that the client raises, and what it says of trying again."""
+    rows = {names(row[0])[0]: row[2] for row in table("error", CLIENTS)}
+    kinds = {kind.__name__: kind for kind in errors.ClientError.__subclasses__()}
+    assert set(rows) == {"ClientError", *kinds}
+    assert [name for name, cell in rows.items() if cell == "yes"] == [
+        name for name in rows if name in kinds and kinds[name].retryable
+    ]
+    for status in (408, 429, 500, 503):
+        assert errors.Refused("", status=status).retryable
+    for status in map(int, re.findall(r"\d{3}", rows["Refused"].partition("not")[2])):
+        assert not errors.Refused("", status=status).retryable
+
+
+def test_numbers_of_the_client() -> None:
+    """Numbers that the clients' page mentions are those of the code."""
+    backoff = Backoff()
+    assert f"`patience` seconds ({PATIENCE_SECONDS:g})" in CLIENTS
+    assert f"from {backoff.first:g} s to {backoff.cap:g} s" in CLIENTS
 
 
 def test_readme_commands() -> None:

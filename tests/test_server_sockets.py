@@ -11,10 +11,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from orpheus_ws import messages as m
+from orpheus_ws.access_tokens import make_token
 from orpheus_ws.audio import Player
 from orpheus_ws.errors import StartupError
 from orpheus_ws.metrics import clock
-from orpheus_ws.server.auth import make_token
 from orpheus_ws.session import Session
 from tests.harness import audio, pcm, peer, server, turns_until
 from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one
