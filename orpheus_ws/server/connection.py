@@ -9,10 +9,11 @@ through a timeout scope that is otherwise never due; leaving the scope frees eng
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import ServerConnection, broadcast
 from websockets.exceptions import ConnectionClosed
 
 from orpheus_ws import messages as m
@@ -71,6 +72,7 @@ class Connection:
         metrics: Metrics,
         server: ServerConfig,
         limits: LimitsConfig,
+        key: str | None,
     ) -> None:
         self._socket = socket
         self._wire = wire
@@ -84,12 +86,15 @@ class Connection:
         self._voice: _Voice | None = None
         self._scope: asyncio.Timeout | None = None
         self._cancelled_at: float | None = None
-        self._draining = False
+        self._restart_at = math.inf
+        self._farewell = (1000, "closed")
+        self._origin: dict[str, object] = {"key": key}
         self._gone = False
         self._opened_at = self._active_at = clock()
 
     async def run(self, ready: m.Ready) -> None:
         """Greet, then serve until either side closes."""
+        self._origin["session"] = ready.session
         try:
             await self._send(ready)
             async with asyncio.TaskGroup() as tasks:
@@ -108,16 +113,32 @@ class Connection:
             self._gone = True
             self._session.abandon()
 
-    def leave_when_idle(self) -> None:
-        """Close with 1012 as soon as nothing is open on the socket."""
-        self._draining = True
+    @property
+    def idle_since(self) -> float | None:
+        """Since when no message came and no context was open; None while one is."""
+        return None if self._session.contexts else self._active_at
+
+    def leave(self, code: int, reason: str) -> None:
+        """Take no new context, and close like this once nothing is open. Does not wait."""
+        self._farewell = (code, reason)
+        self._session.receive(m.Close(), clock())
         self._news.set()
 
-    async def drain(self, deadline_ms: int) -> None:
-        """Announce the end; the socket closes with 1012 once nothing is open on it."""
+    async def drain(self, deadline_ms: int, restart_at: float) -> None:
+        """Announce the end; from `restart_at` on, close with 1012 as soon as nothing is open."""
         with contextlib.suppress(ConnectionClosed, SlowConsumer):
             await self._send(m.Draining(deadline_ms=deadline_ms))
-        self.leave_when_idle()
+        self._restart_at = restart_at
+        self._news.set()
+
+    async def fail(self, error: OrpheusError) -> None:
+        """End every open context with `error`, whatever it waits for, and close with 1011."""
+        # In one piece with the close frame and without waiting for room, so that nothing that the
+        # two tasks do comes between.
+        for context in self._session.contexts:
+            reply = self._session.fail(context, error)
+            broadcast([self._socket], self._wire.encode_reply(reply))
+        await self._close(1011, error.code)
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -170,7 +191,7 @@ class Connection:
                     if not await self._wait(until):
                         return
                 case Goodbye():
-                    await self._close(1000, "closed")
+                    await self._close(*self._farewell)
                     return
 
     async def _utter(self, context: Context, text: str) -> None:
@@ -270,7 +291,7 @@ class Connection:
         deadlines = [] if until is None else [until]
         if not self._session.contexts:
             now = clock()
-            if self._draining:
+            if self._restart_at <= now:
                 await self._close(1012, "restart")
                 return False
             session_end = self._opened_at + self._limits.session_seconds
@@ -278,7 +299,7 @@ class Connection:
             if min(session_end, idle_end) <= now:
                 await self._close(1001, "idle" if idle_end <= now else "session_expired")
                 return False
-            deadlines += [session_end, idle_end]
+            deadlines += [session_end, idle_end, self._restart_at]
         timeout = min(deadlines) - clock() if deadlines else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -331,7 +352,7 @@ class Connection:
             ):
                 self._metrics.orphaned_seconds.inc(self._voice.unheard())
             self._metrics.observe(trace, Moment.TERMINAL)
-            _log.info("context ended", extra=_summary(context))
+            _log.info("context ended", extra=self._origin | _summary(context))
 
 
 def _prompt(context: Context, text: str) -> Prompt:
