@@ -12,23 +12,28 @@ import pytest
 from msgspec import inspect
 from websockets.datastructures import Headers
 
-from orpheus_ws import config, errors, session
+from orpheus_ws import config, errors, server, session
 from orpheus_ws import messages as m
+from orpheus_ws.cli.exits import Exit
 from orpheus_ws.context import MAX_FLUSHES
+from orpheus_ws.server import admission
 from orpheus_ws.server.auth import identify, make_token
+from orpheus_ws.server.connection import CLOSE_SECONDS
+from orpheus_ws.synthesis import STALL_SECONDS
 from orpheus_ws.tokens import TAGS
-from tests.harness import server
+from tests import harness
 
 ROOT = Path(__file__).parents[1]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def table(first_column: str) -> list[list[str]]:
-    """Rows of all tables of the protocol page whose first heading is this, as cells."""
+def table(first_column: str, page: str = PROTOCOL) -> list[list[str]]:
+    """Rows of all tables of the page whose first heading is this, as cells."""
     rows: list[list[str]] = []
-    for block in re.findall(rf"^\| {first_column} \|.*\n(?:\|.*\n)+", PROTOCOL, re.MULTILINE):
+    for block in re.findall(rf"^\| {first_column} \|.*\n(?:\|.*\n)+", page, re.MULTILINE):
         lines = block.splitlines()[2:]
         rows += [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert rows
@@ -134,6 +139,39 @@ def test_numbers_in_the_text() -> None:
     assert " ".join(f"<{tag}>" for tag in TAGS) in PROTOCOL
 
 
+def test_exit_codes() -> None:
+    """The operations page lists exactly the exit codes there are, by their names."""
+    listed = [(int(row[0]), names(row[1])[0]) for row in table("code", OPERATIONS)]
+    assert listed == [(code.value, code.name) for code in Exit]
+
+
+def test_limits_and_times_of_operations() -> None:
+    """The table of limits names real keys with their defaults, every limit there is among them."""
+    listed = {names(row[0])[0]: float(row[1]) for row in table("key", OPERATIONS)}
+    known = {
+        f"{section}.{name}": value
+        for section, values in msgspec.to_builtins(config.Config()).items()
+        if section in ("limits", "server")
+        for name, value in values.items()
+    }
+    assert listed == {key: known[key] for key in listed}
+    assert set(listed) >= {key for key in known if key.startswith("limits.")}
+
+
+def test_numbers_of_operations() -> None:
+    """Numbers in the text of the operations page are those of the code."""
+    defaults = config.ServerConfig()
+    text = " ".join(OPERATIONS.split())
+    assert f"`server.drain_seconds` ({defaults.drain_seconds:g} s)" in text
+    assert f"`server.write_seconds` ({defaults.write_seconds:g} s)" in text
+    assert server.RESTART_SPREAD_SHARE == 0.25
+    assert f"quarter of that time, at most {server.RESTART_SPREAD_SECONDS:g} s" in text
+    assert f"cut off after {CLOSE_SECONDS:g} s" in text
+    assert admission.ABANDONED_PINGS == 3
+    assert f"for {admission.ABANDONED_SECONDS:g} s (or three times `server.ping_seconds`" in text
+    assert f"says nothing for {STALL_SECONDS:g} s" in text
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_links(page: Path) -> None:
     """Links to files lead somewhere."""
@@ -146,7 +184,7 @@ async def test_the_readme_example() -> None:
     """The client example of the README speaks: it prints its chunks and a result."""
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len([line for line in example.splitlines() if line.strip()]) <= 20
-    async with server() as started:
+    async with harness.server() as started:
         program = example.replace("ws://127.0.0.1:8765/v1/tts", started.address.url)
         output = io.StringIO()
         scope: dict[str, Any] = {"__name__": "example"}
