@@ -35,6 +35,7 @@ class LookingDecoder:
         self.slots = slots
         self.batches: list[int] = []
         self.fail_on: int | None = None
+        self.failure: BaseException = RuntimeError("the device fell off the bus")
         self.entered = threading.Event()
         self.go_on = threading.Event()
         self.go_on.set()
@@ -53,7 +54,7 @@ class LookingDecoder:
     def _advance(self, work: Work) -> Samples:
         held = self._held[work.slot] + list(work.frames)
         if any(frame[0] == self.fail_on for frame in work.frames):
-            raise RuntimeError("the device fell off the bus")
+            raise self.failure
         keep = 0 if work.last else 1
         ready, self._held[work.slot] = held[: len(held) - keep], held[len(held) - keep :]
         codes = np.array([frame[0] for frame in ready], np.float32)

@@ -13,20 +13,25 @@ import pytest
 from msgspec import inspect
 from websockets.datastructures import Headers
 
-from orpheus_ws import config, errors, session
+from orpheus_ws import config, errors, server, session
 from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import make_token, verify_token
+from orpheus_ws.cli.exits import Exit
 from orpheus_ws.client import Backoff
 from orpheus_ws.client.backoff import PATIENCE_SECONDS
 from orpheus_ws.context import MAX_FLUSHES
 from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
+from orpheus_ws.server import admission
 from orpheus_ws.server.auth import identify
+from orpheus_ws.server.connection import CLOSE_SECONDS
+from orpheus_ws.synthesis import STALL_SECONDS
 from orpheus_ws.tokens import TAGS
-from tests.harness import server
+from tests import harness
 
 ROOT = Path(__file__).parents[1]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 CLIENTS = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -147,6 +152,39 @@ def test_numbers_in_the_text() -> None:
     assert " ".join(f"<{tag}>" for tag in TAGS) in PROTOCOL
 
 
+def test_exit_codes() -> None:
+    """The operations page lists exactly the exit codes there are, by their names."""
+    listed = [(int(row[0]), names(row[1])[0]) for row in table("code", OPERATIONS)]
+    assert listed == [(code.value, code.name) for code in Exit]
+
+
+def test_limits_and_times_of_operations() -> None:
+    """The table of limits names real keys with their defaults, every limit there is among them."""
+    listed = {names(row[0])[0]: float(row[1]) for row in table("key", OPERATIONS)}
+    known = {
+        f"{section}.{name}": value
+        for section, values in msgspec.to_builtins(config.Config()).items()
+        if section in ("limits", "server")
+        for name, value in values.items()
+    }
+    assert listed == {key: known[key] for key in listed}
+    assert set(listed) >= {key for key in known if key.startswith("limits.")}
+
+
+def test_numbers_of_operations() -> None:
+    """Numbers in the text of the operations page are those of the code."""
+    defaults = config.ServerConfig()
+    text = " ".join(OPERATIONS.split())
+    assert f"`server.drain_seconds` ({defaults.drain_seconds:g} s)" in text
+    assert f"`server.write_seconds` ({defaults.write_seconds:g} s)" in text
+    assert server.RESTART_SPREAD_SHARE == 0.25
+    assert f"quarter of that time, at most {server.RESTART_SPREAD_SECONDS:g} s" in text
+    assert f"cut off after {CLOSE_SECONDS:g} s" in text
+    assert admission.ABANDONED_PINGS == 3
+    assert f"for {admission.ABANDONED_SECONDS:g} s (or three times `server.ping_seconds`" in text
+    assert f"says nothing for {STALL_SECONDS:g} s" in text
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_links(page: Path) -> None:
     """Links to files lead somewhere."""
@@ -171,7 +209,7 @@ async def output_of(example: str, url: str) -> list[str]:
 
 async def test_the_readme_examples() -> None:
     """The client examples of the README are short and speak: the first prints chunks and a result."""
-    async with server() as started:
+    async with harness.server() as started:
         example, script = examples(README)
         for program in (example, script):
             assert len([line for line in program.splitlines() if line.strip()]) <= 20
@@ -186,7 +224,7 @@ async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The examples of the clients' page do what the page says."""
     monkeypatch.chdir(tmp_path)
     turns, barge_in, script, tokens = examples(CLIENTS)
-    async with server() as started:
+    async with harness.server() as started:
         lines = await output_of(turns, started.address.url)
         assert lines[0].startswith("voices: tara, ")
         assert len(lines) > 3

@@ -191,6 +191,12 @@ class SleepingDecoder:
 class FreeCodec:
     """`Codec` that costs nothing: every frame is one and the same tone, at once."""
 
+    alive = True
+
+    async def wait_dead(self) -> None:
+        """It cannot die."""
+        await asyncio.Event().wait()
+
     def open(self) -> CodecStream:
         """See `Codec`."""
         return _FreeStream()
@@ -288,6 +294,10 @@ class _NotingEngine:
             async for ids in groups:
                 self._steps.extend([self._engine.stepped_at] * (len(ids) // CODES_PER_FRAME))
                 yield ids
+
+    async def wait_dead(self) -> None:
+        """See `Engine`."""
+        await self._engine.wait_dead()
 
     def statistics(self) -> EngineStatistics:
         """See `Engine`."""

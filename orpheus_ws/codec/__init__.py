@@ -88,6 +88,15 @@ class CodecStatistics(NamedTuple):
 class Codec(Protocol):
     """All streams of the process."""
 
+    @property
+    def alive(self) -> bool:
+        """False once nothing can be decoded any more."""
+        ...
+
+    async def wait_dead(self) -> None:
+        """Return once `alive` is false, at once if it is already. Safe to cancel."""
+        ...
+
     def open(self) -> CodecStream:
         """Start a stream. Raises `Overloaded` when every slot is taken."""
         ...
