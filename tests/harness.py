@@ -113,7 +113,8 @@ async def peer(
 async def _tcp(url: str, receive_buffer: int) -> socket.socket:
     """A TCP connection. The size of its buffer counts only if it is set before connecting."""
     address = urllib.parse.urlsplit(url)
-    connecting = socket.socket()
+    # Without the protocol's name asyncio leaves Nagle's algorithm on, and a message waits for another.
+    connecting = socket.socket(proto=socket.IPPROTO_TCP)
     connecting.setblocking(False)
     if receive_buffer:
         connecting.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
