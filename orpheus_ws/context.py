@@ -305,3 +305,25 @@ class Context:
     def ms(self, samples: int) -> float:
         """Samples at the negotiated rate as milliseconds."""
         return round(samples * 1000 / self.settings.sample_rate, 3)
+
+    def summary(self) -> dict[str, object]:
+        """What may be logged of it: figures, never its text or what the client called it."""
+        trace = self.trace
+        return {
+            "outcome": trace.outcome,
+            "handle": self.handle,
+            "segments": trace.segments,
+            "sent_ms": round(self.ms(self.delivered)),
+            "ttfb_ms": _rounded_ms(trace.since_ready(trace.first_byte_at)),
+            "ttfa_ms": _rounded_ms(trace.time_to_first_audio),
+            "rtf": None if trace.real_time_factor is None else round(trace.real_time_factor, 2),
+            "trimmed_ms": round(trace.trimmed_seconds * 1000),
+            "tokens": trace.tokens,
+            "invalid_tokens": trace.invalid_tokens,
+            "dropped_tokens": trace.dropped_tokens,
+            "traceparent": self.settings.traceparent,
+        }
+
+
+def _rounded_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)

@@ -25,6 +25,7 @@ of other libraries are translated where they enter and go no further.
     ├── StartupError         the process cannot start: configuration, a missing extra, a bad file
     ├── BenchFailed          a benchmark did not come to a figure
     └── ClientError          raised by the client SDK
+        ├── Unreachable      no server answered, or it went away before it greeted
         ├── Refused          the handshake was refused (status, retry_after)
         ├── Disconnected     the socket ended before the utterance did
         └── UtteranceFailed  the server answered `error` (code, retryable)
@@ -155,19 +156,27 @@ class BenchFailed(OrpheusError):
 
 
 class ClientError(OrpheusError):
-    """Base of what the client SDK raises."""
+    """Base of what the client SDK raises. `retryable`: the same may work a little later."""
+
+
+class Unreachable(ClientError):
+    """No server answered where one should be: it is starting, restarting or gone."""
+
+    retryable = True
 
 
 class Refused(ClientError):
     """The server refused the handshake.
 
-    `status` is the HTTP status; `retry_after` the seconds it asked to wait, if it named any.
+    `status` is the HTTP status; `retry_after` the seconds it asked to wait, if it named any. What
+    has to do with the moment (408, 429 and 5xx) is `retryable`; a wrong key, origin or path is not.
     """
 
     def __init__(self, message: str, *, status: int, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+        self.retryable = status in (408, 429) or status >= 500
 
 
 class Disconnected(ClientError):

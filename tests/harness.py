@@ -5,6 +5,8 @@ Rule: real sockets on 127.0.0.1, no client SDK, so that what is tested is what i
 
 import asyncio
 import contextlib
+import socket
+import urllib.parse
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
@@ -85,22 +87,39 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def peer(
-    url: str, subprotocol: str = MSGPACK, *, headers: dict[str, str] | None = None
+    url: str,
+    subprotocol: str = MSGPACK,
+    *,
+    headers: dict[str, str] | None = None,
+    receive_buffer: int = 0,
 ) -> AsyncIterator[Peer]:
-    """Connect and skip the greeting."""
+    """Connect and skip the greeting. `receive_buffer` bytes are unread at most, or the default."""
     async with connect(
         url,
+        sock=await _tcp(url, receive_buffer),
         subprotocols=[Subprotocol(subprotocol)],
         compression=None,
         additional_headers=headers,
         ping_interval=None,
         max_size=None,
-    ) as socket:
-        connected = Peer(socket, wires()[subprotocol])
+    ) as opened:
+        connected = Peer(opened, wires()[subprotocol])
         await connected.wait_for(m.Ready)
         # Most tests want the audio rather than its pace.
         await connected.send(m.Config(lead_ms=10_000))
         yield connected
+
+
+async def _tcp(url: str, receive_buffer: int) -> socket.socket:
+    """A TCP connection. The size of its buffer counts only if it is set before connecting."""
+    address = urllib.parse.urlsplit(url)
+    # Without the protocol's name asyncio leaves Nagle's algorithm on, and a message waits for another.
+    connecting = socket.socket(proto=socket.IPPROTO_TCP)
+    connecting.setblocking(False)
+    if receive_buffer:
+        connecting.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    await asyncio.get_running_loop().sock_connect(connecting, (address.hostname, address.port))
+    return connecting
 
 
 def audio(received: list[m.ServerMessage], context: str | None = None) -> list[m.Audio]:

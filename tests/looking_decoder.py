@@ -30,6 +30,7 @@ class LookingDecoder:
         self.order: list[list[int]] = []
         """The first code that each stream brought to each step."""
         self.fail_on: int | None = None
+        self.failure: BaseException = RuntimeError("the device fell off the bus")
         self.entered = threading.Event()
         self.go_on = threading.Event()
         self.go_on.set()
@@ -52,7 +53,7 @@ class LookingDecoder:
     def _advance(self, work: Work) -> Samples:
         held = self._held[work.slot] + list(work.frames)
         if any(frame[0] == self.fail_on for frame in work.frames):
-            raise RuntimeError("the device fell off the bus")
+            raise self.failure
         keep = 0 if work.last else 1
         ready, self._held[work.slot] = held[: len(held) - keep], held[len(held) - keep :]
         codes = np.array([frame[0] for frame in ready], np.float32)
@@ -80,3 +81,11 @@ async def start(slots: int = 4, policy: Policy | None = None) -> tuple[CodecLoop
     """A loop over a `LookingDecoder`."""
     decoder = LookingDecoder(slots)
     return await CodecLoop.start(lambda: decoder, policy=policy), decoder
+
+
+def join_codec_threads() -> None:
+    """Fail if a codec thread does not end."""
+    for thread in threading.enumerate():
+        if thread.name == "codec":
+            thread.join(5)
+            assert not thread.is_alive()

@@ -3,17 +3,27 @@
 import asyncio
 import contextlib
 import urllib.request
+import weakref
 from collections.abc import AsyncIterator
+from collections.abc import Set as AbstractSet
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed
 
+from orpheus_ws import messages as m
+from orpheus_ws.audio import Player
+from orpheus_ws.metrics import clock
 from orpheus_ws.server import Server
-from tests.harness import MSGPACK, Peer, peer, server
+from orpheus_ws.server.connection import Connection
+from tests.harness import MSGPACK, Peer, peer, server, turns_until
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 STEPPED = "engine.options.step_seconds=0.03"
 """The engine takes time, so that something can happen in the middle of a segment."""
+LISTENER_LEAD_MS = 2000
+MOST_OF_LEAD = 1.4
+"""Little enough for a server that stands still to be heard, and more than a busy machine takes."""
 
 
 async def http(started: Server, path: str, *, port: int | None = None) -> tuple[int, str]:
@@ -42,14 +52,85 @@ async def metric(started: Server, name: str, **labels: str) -> float:
     )
 
 
-async def closed(connected: Peer) -> tuple[int, str]:
-    """Wait for the server to close and return its code and reason."""
+async def rest(connected: Peer) -> list[m.ServerMessage]:
+    """Every message until the server closes."""
+    received: list[m.ServerMessage] = []
     with contextlib.suppress(ConnectionClosed):
         while True:
-            await connected.receive()
+            received.append(await connected.receive())
+    return received
+
+
+async def closed(connected: Peer) -> tuple[int, str]:
+    """Wait for the server to close and return its code and reason."""
+    await rest(connected)
     close = connected.socket.protocol.close_rcvd
     assert close is not None
     return close.code, close.reason
+
+
+def held(started: Server) -> tuple[int, ...]:
+    """What this process holds: tasks, descriptors, sockets, and slots of engine and codec."""
+    return (
+        len(asyncio.all_tasks()),
+        len(list(Path("/proc/self/fd").iterdir())),
+        started.admission.active,
+        started.engine.statistics().active,
+        started.codec.statistics().streams,
+    )
+
+
+def references(started: Server, others: AbstractSet[Connection]) -> list[weakref.ref[object]]:
+    """Weak references to the server's end of the one socket that is none of `others`."""
+    (connection,) = started._connections - others
+    return [weakref.ref(connection), weakref.ref(connection._socket)]
+
+
+class Listener:
+    """Somebody who is spoken to without end, and hears it through the virtual player."""
+
+    def __init__(self, connected: Peer) -> None:
+        self.player = Player()
+        self.messages = 0
+        """Of audio, received."""
+        self._connected = connected
+        self._task = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        await self._connected.send(m.Config(lead_ms=LISTENER_LEAD_MS))
+        await self._connected.send(m.Text(context="a", text=f"{SENTENCE} " * 20))
+        while True:
+            chunk = await self._connected.wait_for(m.Audio)
+            self.player.receive(len(chunk.pcm) / 48_000, clock())
+            self.messages += 1
+
+    @property
+    def in_hand(self) -> float:
+        """Seconds of audio that are still to be heard."""
+        return self.player.in_hand(clock())
+
+    async def stop(self) -> None:
+        """Listen no more. Whatever went wrong with the listening is raised."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+
+@contextlib.asynccontextmanager
+async def listening(started: Server, count: int) -> AsyncIterator[list[Listener]]:
+    """So many sockets in the middle of their speech, with most of the lead in hand each.
+
+    How they began, all at once on a machine that may be busy, is not held against the server.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        listeners = []
+        for _ in range(count):
+            listeners.append(Listener(await stack.enter_async_context(peer(started.address.url))))
+            stack.push_async_callback(listeners[-1].stop)
+        await turns_until(lambda: all(listener.in_hand > MOST_OF_LEAD for listener in listeners))
+        for listener in listeners:
+            listener.player.underruns = 0
+        yield listeners
 
 
 @contextlib.asynccontextmanager

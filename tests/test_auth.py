@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.datastructures import Headers
 
+from orpheus_ws.access_tokens import make_token
 from orpheus_ws.config import AuthConfig, load
 from orpheus_ws.errors import StartupError
-from orpheus_ws.server.auth import ANONYMOUS, check_exposure, identify, make_token
+from orpheus_ws.server.auth import ANONYMOUS, check_exposure, identify
 
 PATH = "/v1/tts"
 NOW = 1_800_000_000.0

@@ -3,15 +3,21 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 import wave
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
+
+from orpheus_ws.access_tokens import verify_token
 
 SIMULATED = ("--engine", "simulated", "--set", "codec.name=simulated")
 FREE_PORTS = ("--port", "0", "--metrics-port", "0")
@@ -146,6 +152,62 @@ def test_settings_from_everywhere(tmp_path: Path) -> None:
         assert said.returncode == 0
 
 
+def test_say_waits_for_a_full_server(tmp_path: Path) -> None:
+    """A full server is waited for, which is said on standard error, and then speaks."""
+    with serving("--capacity", "1") as (_, announced):
+        with connect(announced["url"], subprotocols=[Subprotocol("tts.v1.msgpack")]) as holder:
+            saying = subprocess.Popen(
+                command("say", "--url", announced["url"], "-o", str(tmp_path / "x.wav"), "Hello."),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            assert saying.stderr is not None
+            waiting = saying.stderr.readline()
+            holder.close()
+        with saying:
+            _, report = saying.communicate(timeout=60)
+    assert re.fullmatch(r"waiting 1\.\d s: HTTP 503: all streams are in use .*\n", waiting)
+    assert saying.returncode == 0, report
+    assert "time to first audio" in report
+
+
+def test_token(tmp_path: Path) -> None:
+    """`token` prints a token, and nothing else, that opens a socket where its key is known."""
+    file = tmp_path / "server.toml"
+    file.write_text('[auth.keys]\nweb = "secret"\nmobile = "other"\n')
+    made = run("token", "web", "--ttl", "60", "--config", str(file))
+    assert made.returncode == 0
+    assert made.stderr == ""
+    token = made.stdout.strip()
+    assert verify_token({"web": "secret"}, token, time.time()) == "web"
+    assert verify_token({"web": "secret"}, token, time.time() + 61) is None
+    with serving("--config", str(file)) as (_, announced):
+        output = ("-o", str(tmp_path / "x.wav"), "Hello.")
+        assert run("say", "--url", f"{announced['url']}?token={token}", *output).returncode == 0
+    with serving("--config", str(file), "--set", "auth.keys.web=changed") as (_, announced):
+        refused = run("say", "--url", f"{announced['url']}?token={token}", *output)
+    assert "HTTP 401" in refused.stderr
+    assert token not in refused.stderr
+
+
+def test_tokens_that_cannot_be() -> None:
+    """A key that is not there is an error that names those that are; a token lasts up to a day."""
+    keys = ("--set", "auth.keys.web=s3cret", "--set", "auth.keys.mobile=s3cret")
+    unknown = run("token", "wep", *keys)
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert (
+        unknown.stderr == "orpheus-ws: there is no key 'wep' in auth.keys; there is web, mobile\n"
+    )
+    none = run("token", "web")
+    assert none.returncode == 1
+    assert "auth.keys.NAME=SECRET" in none.stderr
+    for ttl in ("0", "86401", "-1", "1.5", "nan"):
+        wrong = run("token", "web", *keys, f"--ttl={ttl}")
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert "s3cret" not in wrong.stderr
+    assert run("token", "web", *keys, "--ttl", "86400").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
@@ -176,7 +238,7 @@ def test_usage() -> None:
     assert run("speak").returncode == 2
     assert run("say", "-o", "x.wav", text="  ").returncode == 2
     help_text = run("--help").stdout
-    for name in ("serve", "say", "doctor"):
+    for name in ("serve", "say", "token", "bench", "doctor"):
         assert name in help_text
 
 

@@ -234,12 +234,12 @@ async def test_refused() -> None:
     """A refused handshake is Refused with its status, and Retry-After when the server is full."""
     async with server("auth.keys.a=right", "engine.capacity=1") as started:
         with pytest.raises(Refused) as wrong_key:
-            async with connect(started.address.url, api_key="wrong"):
+            async with connect(started.address.url, api_key="wrong", patience=0):
                 pass
         assert (wrong_key.value.status, wrong_key.value.retry_after) == (401, None)
         async with connect(started.address.url, api_key="right"):
             with pytest.raises(Refused) as full:
-                async with connect(started.address.url, api_key="right"):
+                async with connect(started.address.url, api_key="right", patience=0):
                     pass
         assert (full.value.status, full.value.retry_after) == (503, 1.0)
 
@@ -247,7 +247,7 @@ async def test_refused() -> None:
 async def test_unreachable() -> None:
     """No server, a wrong address and a server of something else are ClientError with advice."""
     with pytest.raises(ClientError, match=r"nothing listens at 127\.0\.0\.1:1"):
-        async with connect("ws://127.0.0.1:1/v1/tts"):
+        async with connect("ws://127.0.0.1:1/v1/tts", patience=0):
             pass
     with pytest.raises(ClientError, match="must be like ws://"):
         async with connect("http://127.0.0.1:1"):
@@ -265,33 +265,18 @@ async def test_unreachable() -> None:
 
 
 async def test_lost_socket() -> None:
-    """When the socket is lost, what is being spoken and what comes after raise Disconnected."""
+    """When the socket is lost, what is being spoken raises Disconnected, retryable and never mute."""
     async with server(STEPPED, ENDLESS) as started, connect(started.address.url) as client:
-        utterance = client.speak(SENTENCE)
 
         async def listen() -> None:
-            async for _ in utterance:
+            async for _ in client.speak(SENTENCE):
                 for connection in started._connections:
                     connection._socket.transport.abort()
 
-        with pytest.raises(Disconnected):
+        with pytest.raises(Disconnected) as lost:
             await listen()
-        with pytest.raises(Disconnected):
-            async for _ in client.speak(SENTENCE):
-                pass
-
-
-async def test_close_code_is_told() -> None:
-    """The code with which the server closed is in the error."""
-    async with (
-        server("limits.idle_seconds=0.05") as started,
-        connect(started.address.url) as client,
-    ):
-        await client.wait_closed()
-        with pytest.raises(Disconnected, match="1001 idle") as lost:
-            async for _ in client.speak(SENTENCE):
-                pass
-    assert lost.value.close_code == 1001
+        assert lost.value.retryable
+        assert lost.value.close_code is None
 
 
 def test_the_client_is_light() -> None:

@@ -20,7 +20,15 @@ from orpheus_ws.errors import Internal, Overloaded, StartupError
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import SAMPLES_PER_FRAME, Frame
 from tests.harness import turns_until
-from tests.looking_decoder import ALL, LookingDecoder, frames, heard, opened, start
+from tests.looking_decoder import (
+    ALL,
+    LookingDecoder,
+    frames,
+    heard,
+    join_codec_threads,
+    opened,
+    start,
+)
 
 
 async def test_every_frame_once() -> None:
@@ -316,14 +324,6 @@ async def test_a_decoder_that_cannot_start() -> None:
     with pytest.raises(StartupError, match="nearest is 'simulated'"):
         await CodecLoop.start(lambda: open_decoder(CodecConfig(name="simulatde")))
     await asyncio.to_thread(join_codec_threads)
-
-
-def join_codec_threads() -> None:
-    """Fail if a codec thread does not end."""
-    for thread in threading.enumerate():
-        if thread.name == "codec":
-            thread.join(5)
-            assert not thread.is_alive()
 
 
 async def test_steps_are_reported() -> None:

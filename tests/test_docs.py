@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import re
+import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,23 +13,33 @@ import pytest
 from msgspec import inspect
 from websockets.datastructures import Headers
 
-from orpheus_ws import config, errors, session
+from orpheus_ws import config, errors, server, session
 from orpheus_ws import messages as m
+from orpheus_ws.access_tokens import make_token, verify_token
+from orpheus_ws.cli.exits import Exit
+from orpheus_ws.client import Backoff
+from orpheus_ws.client.backoff import PATIENCE_SECONDS
 from orpheus_ws.context import MAX_FLUSHES
-from orpheus_ws.server.auth import identify, make_token
+from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
+from orpheus_ws.server import admission
+from orpheus_ws.server.auth import identify
+from orpheus_ws.server.connection import CLOSE_SECONDS
+from orpheus_ws.synthesis import STALL_SECONDS
 from orpheus_ws.tokens import TAGS
-from tests.harness import server
+from tests import harness
 
 ROOT = Path(__file__).parents[1]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+CLIENTS = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def table(first_column: str) -> list[list[str]]:
-    """Rows of all tables of the protocol page whose first heading is this, as cells."""
+def table(first_column: str, page: str = PROTOCOL) -> list[list[str]]:
+    """Rows of all tables of a page whose first heading is this, as cells."""
     rows: list[list[str]] = []
-    for block in re.findall(rf"^\| {first_column} \|.*\n(?:\|.*\n)+", PROTOCOL, re.MULTILINE):
+    for block in re.findall(rf"^\| {first_column} \|.*\n(?:\|.*\n)+", page, re.MULTILINE):
         lines = block.splitlines()[2:]
         rows += [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert rows
@@ -123,6 +134,13 @@ def test_close_codes_of_errors() -> None:
         assert (kind.close_code, kind.code) in documented
 
 
+def test_formats() -> None:
+    """The page has exactly the encodings and the rates that `ready` offers."""
+    assert [names(row[0])[0] for row in table("encoding")] == list(ENCODINGS)
+    (rates,) = re.findall(r"at any rate: ([\d, or\s]+) samples a second", PROTOCOL)
+    assert tuple(map(int, re.findall(r"\d+", rates))) == SAMPLE_RATES
+
+
 def test_numbers_in_the_text() -> None:
     """Numbers that the page mentions are those of the code."""
     limits = config.LimitsConfig()
@@ -134,6 +152,39 @@ def test_numbers_in_the_text() -> None:
     assert " ".join(f"<{tag}>" for tag in TAGS) in PROTOCOL
 
 
+def test_exit_codes() -> None:
+    """The operations page lists exactly the exit codes there are, by their names."""
+    listed = [(int(row[0]), names(row[1])[0]) for row in table("code", OPERATIONS)]
+    assert listed == [(code.value, code.name) for code in Exit]
+
+
+def test_limits_and_times_of_operations() -> None:
+    """The table of limits names real keys with their defaults, every limit there is among them."""
+    listed = {names(row[0])[0]: float(row[1]) for row in table("key", OPERATIONS)}
+    known = {
+        f"{section}.{name}": value
+        for section, values in msgspec.to_builtins(config.Config()).items()
+        if section in ("limits", "server")
+        for name, value in values.items()
+    }
+    assert listed == {key: known[key] for key in listed}
+    assert set(listed) >= {key for key in known if key.startswith("limits.")}
+
+
+def test_numbers_of_operations() -> None:
+    """Numbers in the text of the operations page are those of the code."""
+    defaults = config.ServerConfig()
+    text = " ".join(OPERATIONS.split())
+    assert f"`server.drain_seconds` ({defaults.drain_seconds:g} s)" in text
+    assert f"`server.write_seconds` ({defaults.write_seconds:g} s)" in text
+    assert server.RESTART_SPREAD_SHARE == 0.25
+    assert f"quarter of that time, at most {server.RESTART_SPREAD_SECONDS:g} s" in text
+    assert f"cut off after {CLOSE_SECONDS:g} s" in text
+    assert admission.ABANDONED_PINGS == 3
+    assert f"for {admission.ABANDONED_SECONDS:g} s (or three times `server.ping_seconds`" in text
+    assert f"says nothing for {STALL_SECONDS:g} s" in text
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_links(page: Path) -> None:
     """Links to files lead somewhere."""
@@ -142,22 +193,72 @@ def test_links(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-async def test_the_readme_example() -> None:
-    """The client example of the README speaks: it prints its chunks and a result."""
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len([line for line in example.splitlines() if line.strip()]) <= 20
-    async with server() as started:
-        program = example.replace("ws://127.0.0.1:8765/v1/tts", started.address.url)
-        output = io.StringIO()
-        scope: dict[str, Any] = {"__name__": "example"}
-        main_call = "asyncio.run(main())"
-        assert program.rstrip().endswith(main_call)
-        exec(program.replace(main_call, ""), scope)  # noqa: S102 - it is our own README
-        with contextlib.redirect_stdout(output):
-            await asyncio.wait_for(scope["main"](), 30)
-    lines = output.getvalue().splitlines()
-    assert re.fullmatch(r" +0\.00 s: \d+ bytes", lines[0])
-    assert "reason='end'" in lines[-1]
+def examples(page: str) -> list[str]:
+    """Python programs on a page."""
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+async def output_of(example: str, url: str) -> list[str]:
+    """Run an example against a server; the lines it prints."""
+    program = example.replace("ws://127.0.0.1:8765/v1/tts", url)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        await asyncio.to_thread(exec, program, {"__name__": "example"})
+    return output.getvalue().splitlines()
+
+
+async def test_the_readme_examples() -> None:
+    """The client examples of the README are short and speak: the first prints chunks and a result."""
+    async with harness.server() as started:
+        example, script = examples(README)
+        for program in (example, script):
+            assert len([line for line in program.splitlines() if line.strip()]) <= 20
+        lines = await output_of(example, started.address.url)
+        assert re.fullmatch(r" +0\.00 s: \d+ bytes", lines[0])
+        assert "reason='end'" in lines[-1]
+        count = "\nprint(len(pcm))"
+        assert int((await output_of(script + count, started.address.url))[0]) > 0
+
+
+async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples of the clients' page do what the page says."""
+    monkeypatch.chdir(tmp_path)
+    turns, barge_in, script, tokens = examples(CLIENTS)
+    async with harness.server() as started:
+        lines = await output_of(turns, started.address.url)
+        assert lines[0].startswith("voices: tara, ")
+        assert len(lines) > 3
+        lines = await output_of(barge_in, started.address.url)
+        assert len(lines) == 2
+        assert lines[0].startswith("heard: This ")
+        assert lines[1].endswith("hear the end of it.")
+        (line,) = await output_of(script, started.address.url)
+        assert re.fullmatch(r"\d+ bytes", line)
+        assert (tmp_path / "hello.wav").stat().st_size > 4 * 4096
+        (line,) = await output_of(tokens, "")
+        token = line.partition("?token=")[2]
+        assert verify_token({"web": "secret"}, token, time.time()) == "web"
+
+
+def test_client_errors_are_documented() -> None:
+    """The clients' page has every error that the client raises, and what it says of trying again."""
+    rows = {names(row[0])[0]: row[2] for row in table("error", CLIENTS)}
+    kinds = {kind.__name__: kind for kind in errors.ClientError.__subclasses__()}
+    assert set(rows) == {"ClientError", *kinds}
+    assert [name for name, cell in rows.items() if cell == "yes"] == [
+        name for name in rows if name in kinds and kinds[name].retryable
+    ]
+    for status in (408, 429, 500, 503):
+        assert errors.Refused("", status=status).retryable
+    for status in map(int, re.findall(r"\d{3}", rows["Refused"].partition("not")[2])):
+        assert not errors.Refused("", status=status).retryable
+
+
+def test_numbers_of_the_client() -> None:
+    """Numbers that the clients' page mentions are those of the code."""
+    backoff = Backoff()
+    assert f"`patience` seconds ({PATIENCE_SECONDS:g})" in CLIENTS
+    assert f"from {backoff.first:g} s to {backoff.cap:g} s" in CLIENTS
 
 
 def test_readme_commands() -> None:

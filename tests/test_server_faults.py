@@ -9,7 +9,7 @@ import pytest
 from orpheus_ws import messages as m
 from orpheus_ws.engine import Prompt
 from tests.harness import pcm, peer, turns_until
-from tests.server_peers import SENTENCE, closed, http, metric, one
+from tests.server_peers import SENTENCE, closed, metric, one
 
 # Engines that misbehave ---------------------------------------------------------------------------
 
@@ -123,20 +123,6 @@ async def test_an_engine_that_is_cancelled_inside() -> None:
             assert failed.code == "engine_failed"
         await connected.say("b", SENTENCE)
         assert isinstance((await connected.utterance("b"))[-1], m.Done)
-
-
-async def test_engine_death() -> None:
-    """When the engine dies every open context fails once and the server is not ready."""
-    async with one("engine.options.fault=dies", "engine.options.fault_requests=1") as (
-        started,
-        connected,
-    ):
-        assert (await http(started, "/readyz"))[0] == 200
-        await connected.say("a", SENTENCE)
-        received = await connected.utterance("a")
-        assert sum(isinstance(message, m.Error) for message in received) == 1
-        assert (await http(started, "/readyz"))[0] == 503
-        assert (await http(started, "/healthz"))[0] == 200
 
 
 # Bad input ----------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 """The server over real sockets: what metrics and logs tell, and what is left behind."""
 
 import asyncio
+import json
 import logging
 
 import msgpack
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from orpheus_ws import messages as m
 from orpheus_ws.engine.simulated import Options, SimulatedEngine
@@ -143,6 +146,32 @@ async def test_logs_hold_no_user_text(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records
     for record in caplog.records:
         assert "marked" not in str(vars(record)).lower()
+
+
+async def test_logs_say_whose_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    """Lines have the session that the client was told and the name of its key, and no secret."""
+    caplog.set_level(logging.INFO, logger="orpheus_ws")
+    settings = ("auth.keys.alice=hidden", "engine.capacity=1")
+    headers = {"X-API-Key": "hidden"}
+    async with (
+        server(*settings) as started,
+        connect(started.address.url, additional_headers=headers, compression=None) as socket,
+    ):
+        ready = json.loads(await socket.recv())
+        await socket.send(json.dumps({"type": "end", "context": "x"}))
+        assert json.loads(await socket.recv())["type"] == "done"
+        for wrong in (headers, {}):
+            with pytest.raises(InvalidStatus):
+                await connect(started.address.url, additional_headers=wrong)
+    lines = [json.loads(Formatter().format(record)) for record in caplog.records]
+    (ended,) = [line for line in lines if line["event"] == "context ended"]
+    assert (ended["session"], ended["key"]) == (ready["session"], "alice")
+    refused = [line for line in lines if line["event"] == "handshake refused"]
+    assert [(line["reason"], line["key"]) for line in refused] == [
+        ("full", "alice"),
+        ("auth", None),
+    ]
+    assert "hidden" not in json.dumps(lines)
 
 
 async def test_nothing_is_left_behind() -> None:

@@ -11,10 +11,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from orpheus_ws import messages as m
+from orpheus_ws.access_tokens import make_token
 from orpheus_ws.audio import Player
 from orpheus_ws.errors import StartupError
 from orpheus_ws.metrics import clock
-from orpheus_ws.server.auth import make_token
 from orpheus_ws.session import Session
 from tests.harness import audio, pcm, peer, server, turns_until
 from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one
@@ -185,46 +185,6 @@ async def test_close_speaks_what_is_open() -> None:
         assert await closed(connected) == (1000, "closed")
 
 
-async def test_drain() -> None:
-    """Draining refuses new sockets, closes idle ones with 1012 and lets the others finish."""
-    async with one(STEPPED) as (started, connected), peer(started.address.url) as idle:
-        await connected.say("a", SENTENCE)
-        await connected.wait_for(m.Audio)
-        draining = asyncio.create_task(started.drain())
-        assert await closed(idle) == (1012, "restart")
-        with pytest.raises(InvalidStatus) as refusal:
-            await connect(started.address.url)
-        assert refusal.value.response.status_code == 503
-        assert (await http(started, "/readyz"))[0] == 503
-        received = await connected.utterance("a")
-        assert any(isinstance(message, m.Draining) for message in received)
-        assert isinstance(received[-1], m.Done)
-        assert await closed(connected) == (1012, "restart")
-        await draining
-
-
-async def test_slow_consumer_is_closed_and_harms_nobody() -> None:
-    """A peer that reads nothing while audio is due is dropped; its neighbour hears everything."""
-    settings = ("server.write_seconds=0.2", "engine.options.fault=never_stops")
-    async with one(*settings) as (started, slow), peer(started.address.url) as neighbour:
-        slow.socket.transport.pause_reading()
-        big = m.Sampling(max_tokens=4096)
-        for number in range(30):
-            await slow.send(m.Open(context=f"{number}", sampling=big))
-            await slow.say(f"{number}", SENTENCE)
-        rounds = 0
-        while started.admission.active > 1:
-            rounds += 1
-            await neighbour.send(m.Open(context=f"n{rounds}", sampling=m.Sampling(max_tokens=70)))
-            await neighbour.say(f"n{rounds}", SENTENCE)
-            received = await neighbour.utterance(f"n{rounds}")
-            assert len(pcm(received)) == 10 * 2048 * 2
-        assert rounds > 1
-        await turns_until(lambda: started.engine.statistics().active == 0)
-        assert await metric(started, "orpheus_socket_closes_total", code="1008") == 1
-        slow.socket.transport.abort()
-
-
 async def test_audio_runs_at_most_lead_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk is taken from the codec only when the listener has no more than `lead_ms` in hand."""
     ahead: list[float] = []
@@ -284,16 +244,6 @@ async def test_pings_that_nobody_reads() -> None:
                     connected.socket.pending_pings.clear()
         await turns_until(lambda: started.admission.active == 0)
         connected.socket.transport.abort()
-
-
-async def test_a_dead_engine_admits_nobody() -> None:
-    """Once the engine has died an upgrade is refused with 503 instead of failing every utterance."""
-    async with server() as started:
-        await started.engine.close()
-        with pytest.raises(InvalidStatus) as refusal:
-            await connect(started.address.url)
-        assert refusal.value.response.status_code == 503
-        assert await metric(started, "orpheus_handshakes_refused_total", reason="dead") == 1
 
 
 async def test_close_codes_of_clients_make_no_labels() -> None:

@@ -299,8 +299,10 @@ async def test_stalls() -> None:
 async def test_dies() -> None:
     """`dies`: at that request's third frame all fail, with a slot or without, and so will others."""
     engine = _engine(capacity=2, fault="dies", fault_requests=(0,))
+    told = asyncio.create_task(engine.wait_dead())
     requests = [engine.generate(_prompt()) for _ in range(3)]
     outcomes = await asyncio.gather(*map(_until_failure, requests))
+    await told
     assert [len(ids) for ids, _ in outcomes] == [2 * 7, 2 * 7, 0]
     assert not engine.alive
     assert engine.statistics()[:2] == (0, 0)

@@ -46,7 +46,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     underruns: int
     starved_seconds: float
     gateway_ms_p50: float | None = None
-    """From the engine's step to the transport; only of the part that times it."""
+    """From the engine's step to the transport, through the codec's thread, which takes no time."""
     gateway_ms_p99: float | None = None
 
 

@@ -55,7 +55,7 @@ class Setup(NamedTuple):
     """Decode on the codec's thread, asleep; otherwise at no cost on the event loop."""
     group_lead_ms: int
     timed: bool
-    """Note how long each frame takes from the engine to the transport."""
+    """Note how long each frame takes from the engine to the transport; decoding takes no time."""
 
     @property
     def step_seconds(self) -> float:
@@ -147,6 +147,7 @@ async def _gateway(setup: Setup, pipe: Connection) -> None:
         f"engine.options.step_seconds={setup.step_seconds}",
         f"engine.options.steps_per_frame={CODES_PER_FRAME}",
         f"codec.name={__name__}",
+        f"codec.options.seconds={0.0 if setup.timed else DECODE_SECONDS}",
         "server.port=0",
         "server.metrics_port=0",
         f"server.group_lead_ms={setup.group_lead_ms}",
@@ -165,14 +166,15 @@ async def _gateway(setup: Setup, pipe: Connection) -> None:
 
 def open_decoder(config: CodecConfig) -> "SleepingDecoder":
     """The decoder of the codec's thread, which finds it by the name of this module."""
-    return SleepingDecoder(config.slots or 1)
+    return SleepingDecoder(config.slots or 1, float(config.options["seconds"]))
 
 
 class SleepingDecoder:
     """`Decoder` that sleeps, and then has one and the same tone for every frame."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, seconds: float) -> None:
         self.slots = slots
+        self._seconds = seconds
 
     def first_frames(self, *, early: bool) -> int:
         """See `Decoder`: every frame can be heard at once."""
@@ -183,12 +185,19 @@ class SleepingDecoder:
 
     def step(self, batch: Sequence[Work]) -> list[Samples]:
         """See `Decoder`."""
-        time.sleep(DECODE_SECONDS)  # the thread waits as for a device; the GIL is free
+        if self._seconds:
+            time.sleep(self._seconds)  # the thread waits as for a device; the GIL is free
         return [_tones(len(work.frames)) for work in batch]
 
 
 class FreeCodec:
     """`Codec` that costs nothing: every frame is one and the same tone, at once."""
+
+    alive = True
+
+    async def wait_dead(self) -> None:
+        """It cannot die."""
+        await asyncio.Event().wait()
 
     def open(self, *, seed: int, early: bool) -> CodecStream:
         """See `Codec`."""
@@ -287,6 +296,10 @@ class _NotingEngine:
             async for ids in groups:
                 self._steps.extend([self._engine.stepped_at] * (len(ids) // CODES_PER_FRAME))
                 yield ids
+
+    async def wait_dead(self) -> None:
+        """See `Engine`."""
+        await self._engine.wait_dead()
 
     def statistics(self) -> EngineStatistics:
         """See `Engine`."""

@@ -10,6 +10,7 @@ import sys
 import click
 
 import orpheus_ws
+from orpheus_ws.cli.access_token import access_token
 from orpheus_ws.cli.bench import bench
 from orpheus_ws.cli.doctor import doctor
 from orpheus_ws.cli.exits import Exit
@@ -24,7 +25,7 @@ def cli() -> None:
     """Real-time Orpheus speech over WebSockets."""
 
 
-for command in (serve, say, bench, doctor):
+for command in (serve, say, access_token, bench, doctor):
     cli.add_command(command)
 
 

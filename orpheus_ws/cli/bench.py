@@ -44,10 +44,20 @@ def gateway(streams: int, seconds: float, lead_ms: int, *, as_json: bool) -> Non
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
         return
-    click.echo(f"{streams} streams, {seconds:g} s each part; simulated: {result.simulated}")
-    click.echo("                µs/frame  × floor   lateness p50    p99   underruns")
+    click.echo(
+        f"{streams} streams, {seconds:g} s each part, prebuffer {result.prebuffer_ms:g} ms, switch "
+        f"interval {result.switch_interval * 1000:g} ms; simulated: {result.simulated}"
+    )
+    click.echo("part          µs/frame  × floor  frames/msg  lateness p50     p99 ms  underruns")
     for part in result.parts:
         click.echo(
-            f"{part.name:14} {part.cpu_us_per_frame:9.1f} {part.times_floor or 1:8.2f} "
-            f"{part.lateness_ms_p50:11.2f} ms {part.lateness_ms_p99:7.2f} ms {part.underruns:6}"
+            f"{part.name:12}{part.cpu_us_per_frame:10.1f}{part.times_floor or 1:9.2f}"
+            f"{part.frames_per_message:12.2f}{part.lateness_ms_p50:14.2f}"
+            f"{part.lateness_ms_p99:11.2f}{part.underruns:11}"
         )
+    for part in result.parts:
+        if part.gateway_ms_p99 is not None:
+            click.echo(
+                f"from the engine to the transport: p50 {part.gateway_ms_p50:g} ms, "
+                f"p99 {part.gateway_ms_p99:g} ms"
+            )

@@ -1,4 +1,9 @@
-"""Exit codes of every command. They are documented in `docs/operations.md`."""
+"""Exit codes of every command. They are documented in `docs/operations.md`.
+
+Rule: a code says what a supervisor needs to know to go on. They stay below 64, clear of the ranges
+of `sysexits.h` and of what shells use for signals, so that 143 means that SIGTERM killed the process
+before it could take it.
+"""
 
 from enum import IntEnum
 
@@ -9,6 +14,13 @@ class Exit(IntEnum):
     DONE = 0
     """What was asked for was done; `serve` had drained."""
     FAILED = 1
-    """It did not work; one line on standard error says why. `doctor` found a problem."""
+    """It did not work, or could not start; one line on standard error says why. `doctor` found a
+    problem."""
     USAGE = 2
     """The command line was wrong (click's own code)."""
+    DIED = 3
+    """`serve`: engine or codec died; start a new process."""
+    CUT_OFF = 4
+    """`serve`: the drain's time was over and open contexts were cut off."""
+    STOPPED = 5
+    """`serve`: a second signal ended the drain."""

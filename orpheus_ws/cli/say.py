@@ -21,8 +21,8 @@ import numpy as np
 
 from orpheus_ws import config as configuration
 from orpheus_ws.audio import AUDIBLE
-from orpheus_ws.client import connect
-from orpheus_ws.errors import ClientError, StartupError
+from orpheus_ws.client import Backoff, connect
+from orpheus_ws.errors import ClientError, Refused, StartupError
 from orpheus_ws.tokens import SAMPLE_RATE
 
 API_KEY_VARIABLE: Final = "ORPHEUS_API_KEY"
@@ -103,7 +103,7 @@ async def _say(
     samples = 0
     lead = 2.0 if aloud else FILE_LEAD_MS / 1000
     factor = 0.0
-    async with connect(url, api_key=api_key) as client:
+    async with connect(url, api_key=api_key, backoff=Backoff(waiting=_waiting)) as client:
         utterance = client.speak(
             text,
             voice=voice,
@@ -131,6 +131,13 @@ async def _say(
         real_time_factor=factor,
         audio_seconds=samples / SAMPLE_RATE,
     )
+
+
+def _waiting(error: ClientError, seconds: float) -> None:
+    """A full server may have room in a moment; one that is not there is a mistake to be told now."""
+    if not isinstance(error, Refused):
+        raise error
+    click.echo(f"waiting {seconds:.1f} s: {error}", err=True)
 
 
 @contextlib.contextmanager

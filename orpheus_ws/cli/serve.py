@@ -1,9 +1,11 @@
 """`orpheus-ws serve`: run the server until it is told to stop."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import click
 
 from orpheus_ws import config as configuration
 from orpheus_ws import logs
+from orpheus_ws.cli.exits import Exit
 
 
 @click.command()
@@ -26,7 +29,7 @@ from orpheus_ws import logs
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
 )
 def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None) -> None:
-    """Serve speech until SIGTERM or SIGINT, then let open utterances finish.
+    """Serve speech until SIGTERM or SIGINT, then let open utterances finish; a second one does not.
 
     Configuration comes from the file, then ORPHEUS_WS_* variables (ORPHEUS_WS_SERVER__PORT=9000),
     then these options. One JSON line on standard output says where the server listens once it has
@@ -42,29 +45,54 @@ def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None)
     flags = [f"{keys[name]}={value}" for name, value in shortcuts.items() if value is not None]
     config = configuration.load(file=file, environment=os.environ, flags=[*flags, *settings])
     logs.configure(config.log.level)
-    _run(_serve(config))
+    sys.exit(_run(_serve(config)))
 
 
-async def _serve(config: configuration.Config) -> None:
+async def _serve(config: configuration.Config) -> Exit:
     # Imported here, so that the client's commands need nothing that only a server needs.
     from orpheus_ws.server import running
 
-    stop = asyncio.Event()
+    first, second = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
     async with running(config) as server:
         address = server.address
         metrics = f"http://{config.server.metrics_host}:{address.metrics_port}/metrics"
         click.echo(json.dumps({"url": address.url, "metrics": metrics}))
-        await stop.wait()
-        await server.drain()
+        # What exists by now stays; the collector need not go through it in the middle of speech.
+        gc.freeze()
+
+        async def drained() -> Exit:
+            await first.wait()
+            return Exit.CUT_OFF if await server.drain() else Exit.DONE
+
+        async def stopped() -> Exit:
+            await second.wait()
+            return Exit.STOPPED
+
+        async def died() -> Exit:
+            await server.wait_dead()
+            return Exit.DIED
+
+        ending = await _earliest(drained(), stopped(), died())
+        # A death empties the server, so a drain that is under way is over by it as well.
+        return ending if server.health.alive else Exit.DIED
 
 
-def _run(main: Coroutine[None, None, None]) -> None:
+async def _earliest(*endings: Coroutine[None, None, Exit]) -> Exit:
+    """The outcome of the one that is over first; the others are cancelled."""
+    tasks = [asyncio.create_task(ending) for ending in endings]
+    over, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    return over.pop().result()
+
+
+def _run(main: Coroutine[None, None, Exit]) -> Exit:
     try:
         import uvloop
     except ModuleNotFoundError:  # not made for Windows
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
+        return asyncio.run(main)
+    return uvloop.run(main)

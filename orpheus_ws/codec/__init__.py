@@ -99,6 +99,15 @@ class CodecStatistics(NamedTuple):
 class Codec(Protocol):
     """All streams of the process."""
 
+    @property
+    def alive(self) -> bool:
+        """False once nothing can be decoded any more."""
+        ...
+
+    async def wait_dead(self) -> None:
+        """Return once `alive` is false, at once if it is already. Safe to cancel."""
+        ...
+
     def open(self, *, seed: int, early: bool) -> CodecStream:
         """Start a stream, see `Decoder.reset`. Raises `Overloaded` when every slot is taken."""
         ...

@@ -3,7 +3,9 @@
 Rule: the event loop never touches a tensor and the thread never touches a stream. They exchange
 jobs (slot, frames) through one queue and results through one `call_soon_threadsafe` per step.
 Who takes part in a step, and when, is `policy.py`'s to say. A stream has at most one job under way,
-and none unless somebody waits in `take`, so the listener's pace is the decoder's.
+and none unless somebody waits in `take`, so the listener's pace is the decoder's. A decode that fails
+costs the streams of its step; a thread that ends unasked is the codec's death, and nobody is left
+waiting for it.
 """
 
 import asyncio
@@ -63,6 +65,7 @@ class CodecLoop:
         self._free: list[int] = []
         self._streams: set[_Stream] = set()
         self._closed = False
+        self._dead = asyncio.Event()
         self._totals = [0, 0, 0.0]  # steps, frames, seconds
         self._busy_since: float | None = None
         self._first_frames: Callable[..., int]
@@ -86,9 +89,18 @@ class CodecLoop:
         loop._first_frames = decoder.first_frames
         return loop
 
+    @property
+    def alive(self) -> bool:
+        """See `Codec`."""
+        return not self._dead.is_set()
+
+    async def wait_dead(self) -> None:
+        """See `Codec`: it is dead after `close`, and when its thread has ended unasked."""
+        await self._dead.wait()
+
     def open(self, *, seed: int, early: bool) -> CodecStream:
         """See `Codec`."""
-        if self._closed:
+        if not self.alive:
             raise Internal("the codec has stopped")
         if not self._free:
             raise Overloaded("every codec slot is taken; try again shortly")
@@ -115,8 +127,7 @@ class CodecLoop:
         if self._closed:
             return
         self._closed = True
-        for stream in list(self._streams):
-            stream.fail()
+        self._stop()
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -148,16 +159,20 @@ class CodecLoop:
     def _run(self, open_decoder: Callable[[], Decoder]) -> None:
         try:
             decoder = open_decoder()
-        except Exception as error:  # noqa: BLE001 - it is raised again on the event loop
-            self._event_loop.call_soon_threadsafe(_set_exception, self._opened, error)
+        except BaseException as error:  # noqa: BLE001 - it is raised again on the event loop
+            self._tell(_set_exception, self._opened, error)
             return
-        self._event_loop.call_soon_threadsafe(_set_result, self._opened, decoder)
-        ready: list[_Job] = []
-        while self._collect(ready):
-            chosen = self._policy.choose([job.ready for job in ready])
-            self._step(decoder, [ready[index] for index in chosen])
-            for index in sorted(chosen, reverse=True):
-                del ready[index]
+        self._tell(_set_result, self._opened, decoder)
+        try:
+            ready: list[_Job] = []
+            while self._collect(ready):
+                chosen = self._policy.choose([job.ready for job in ready])
+                self._step(decoder, [ready[index] for index in chosen])
+                for index in sorted(chosen, reverse=True):
+                    del ready[index]
+        except BaseException as error:  # noqa: BLE001 - whatever it was, nobody may wait for us now
+            _log.critical("codec died", extra={"error": type(error).__name__})
+            self._tell(self._stop)
 
     def _collect(self, ready: list[_Job]) -> bool:
         """Wait until a step is due and put into `ready` all who could take part; false at the end."""
@@ -196,13 +211,23 @@ class CodecLoop:
         self._busy_since = None
         seconds = time.perf_counter() - started
         frames = sum(len(job.work.frames) for job in batch)
+        self._tell(self._deliver, results, frames, seconds)
+
+    def _tell(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call something on the event loop."""
         try:
-            self._event_loop.call_soon_threadsafe(self._deliver, results, frames, seconds)
+            self._event_loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
             # The event loop has gone without closing us; nobody is left to tell.
             self._jobs.put(None)
 
     # Back on the event loop ----------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        """Nothing is decoded from here on: fail who waits, and whoever asks later."""
+        self._dead.set()
+        for stream in list(self._streams):
+            stream.fail()
 
     def _deliver(self, results: list[_Result], frames: int, seconds: float) -> None:
         self._totals[0] += 1
@@ -322,6 +347,6 @@ def _set_result(future: "asyncio.Future[Decoder]", decoder: Decoder) -> None:
         future.set_result(decoder)
 
 
-def _set_exception(future: "asyncio.Future[Decoder]", error: Exception) -> None:
+def _set_exception(future: "asyncio.Future[Decoder]", error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)

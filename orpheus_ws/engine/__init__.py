@@ -57,6 +57,14 @@ class Engine(Protocol):
         """False once the engine can never answer again."""
         ...
 
+    async def wait_dead(self) -> None:
+        """Return once `alive` is false, at once if it is already; any number may wait.
+
+        Whoever serves the engine is told by this and need not ask. Requests still running raise
+        `EngineFailed` all the same, before or after. Safe to cancel.
+        """
+        ...
+
     def generate(self, prompt: Prompt) -> AsyncGenerator[Sequence[int], None]:
         """Yield the ids of one segment in groups, ending with end of speech or at `max_tokens`.
 

@@ -108,6 +108,7 @@ class PocketEngine:
         self._voice = voice
         self._worker = worker
         self._closed = False
+        self._dead = asyncio.Event()
         # Hands slots out in the order in which they were asked for.
         self._slots = asyncio.Semaphore(capacity)
         self._active = 0
@@ -129,6 +130,10 @@ class PocketEngine:
     def alive(self) -> bool:
         """False after `close`."""
         return not self._closed
+
+    async def wait_dead(self) -> None:
+        """Return after `close`: a piece that fails costs one request and never the engine."""
+        await self._dead.wait()
 
     async def generate(self, prompt: Prompt) -> AsyncGenerator[Sequence[int], None]:
         """Yield groups of 4, 8, 16 and then 32 frames, the last of each sentence perhaps smaller.
@@ -160,6 +165,7 @@ class PocketEngine:
         if self._closed:
             return
         self._closed = True
+        self._dead.set()
         # Wakes the first who waits for a slot; it finds the engine closed and passes the slot on.
         self._slots.release()
         try:

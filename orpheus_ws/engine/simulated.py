@@ -106,6 +106,7 @@ class SimulatedEngine:
         self._capacity = capacity
         self._options = options
         self._stopped: str | None = None
+        self._dead = asyncio.Event()
         # Dictionaries serve as ordered sets: first in, first out, and leaving costs no search.
         self._running: dict[_Request, None] = {}
         self._stalled: dict[_Request, None] = {}
@@ -129,6 +130,10 @@ class SimulatedEngine:
     def alive(self) -> bool:
         """False after `close` and after the fault `dies`."""
         return self._stopped is None
+
+    async def wait_dead(self) -> None:
+        """Return after `close` or the fault `dies`."""
+        await self._dead.wait()
 
     async def generate(self, prompt: Prompt) -> AsyncGenerator[Sequence[int], None]:
         """Yield one frame's 7 ids a group, or all there are if the consumer fell behind.
@@ -255,6 +260,7 @@ class SimulatedEngine:
 
     def _stop(self, reason: str) -> None:
         self._stopped = reason
+        self._dead.set()
         for place in (self._running, self._stalled, self._waiting):
             for request in place:
                 request.fail(reason)

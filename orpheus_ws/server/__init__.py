@@ -2,15 +2,17 @@
 
 Rule: this is where the parts are put together and taken apart, in an order that leaves nothing half
 started: decoder before engine (it allocates first), a spoken probe before the port opens, and on the
-way down admission first, sockets next, engine and codec last.
+way down admission first, sockets next, engine and codec last. When engine or codec dies, every open
+context is told so once and every socket closed; nothing is restarted inside a process.
 """
 
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
-from collections.abc import AsyncIterator, Iterator
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Final, NamedTuple
 
 import msgspec
 import prometheus_client
@@ -25,10 +27,10 @@ from orpheus_ws.codec.loop import CodecLoop
 from orpheus_ws.config import Config, ServerConfig
 from orpheus_ws.context import Moved
 from orpheus_ws.engine import Engine, find_engine
-from orpheus_ws.errors import StartupError
-from orpheus_ws.metrics import Metrics
+from orpheus_ws.errors import EngineFailed, Internal, OrpheusError, StartupError
+from orpheus_ws.metrics import Metrics, clock
 from orpheus_ws.server import auth
-from orpheus_ws.server.admission import Admission
+from orpheus_ws.server.admission import Admission, abandoned_after
 from orpheus_ws.server.connection import CLOSE_SECONDS, Connection
 from orpheus_ws.server.handshake import SPEECH_PATH, AdmittedConnection, Handshake, tune
 from orpheus_ws.server.health import Health
@@ -47,6 +49,11 @@ PROBE_SLOTS = 1
 HARD_SIZE_FACTOR = 4
 """Up to this many times `message_bytes` a message is read and answered with a typed error; beyond
 it the connection is failed with 1009 before the message is in memory."""
+
+RESTART_SPREAD_SECONDS: Final = 5.0
+RESTART_SPREAD_SHARE: Final = 0.25
+"""Of the drain's time. Idle sockets are closed at random moments of the shorter of the two, so that
+their clients do not all come back in the same instant."""
 
 _log = logging.getLogger("orpheus_ws.server")
 
@@ -73,7 +80,7 @@ class Server:
         self.engine = engine
         self.codec = codec
         self.metrics = metrics
-        self.admission = Admission(engine.capacity)
+        self.admission = Admission(engine.capacity, abandoned_after(config.server.ping_seconds))
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
@@ -82,6 +89,7 @@ class Server:
         self._outbox = Outbox()
         self._empty = asyncio.Event()
         self._empty.set()
+        self._dead = asyncio.Event()
         metrics.capacity.set(engine.capacity)
         metrics.sockets.set_function(lambda: self.admission.active)
         metrics.watch_engine(engine.statistics)
@@ -91,6 +99,7 @@ class Server:
 
     async def serve_socket(self, socket: ServerConnection) -> None:
         """Handle one accepted socket to its end."""
+        assert isinstance(socket, AdmittedConnection)
         tune(socket)
         connection = Connection(
             socket,
@@ -102,31 +111,66 @@ class Server:
             server=self.config.server,
             limits=self.config.limits,
             outbox=self._outbox,
+            key=socket.key,
         )
+        socket.serving = connection
         self._connections.add(connection)
         self._empty.clear()
-        if self.admission.draining:
-            # Its handshake was under way when draining began.
-            connection.leave_when_idle()
         try:
             await connection.run(self._ready())
         finally:
+            socket.serving = None
             self._connections.discard(connection)
             if not self._connections:
                 self._empty.set()
             self.metrics.socket_closes.labels(_close_code(socket)).inc()
 
-    async def drain(self) -> None:
-        """Admit nobody and wait until the open sockets are done, at most `drain_seconds`."""
+    async def drain(self, uniform: Callable[[float, float], float] = random.uniform) -> int:
+        """Admit nobody and wait until the open sockets are done, at most `drain_seconds`.
+
+        Returns how many sockets still had an open context then; leaving `running` cuts them off.
+        `uniform` draws when an idle socket is closed. Cancelling leaves the server draining.
+        """
         self.admission.draining = True
         seconds = self.config.server.drain_seconds
+        spread = min(seconds * RESTART_SPREAD_SHARE, RESTART_SPREAD_SECONDS)
         _log.info("draining", extra={"sockets": len(self._connections), "seconds": seconds})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 async with asyncio.TaskGroup() as tasks:
                     for connection in self._connections:
-                        tasks.create_task(connection.drain(int(seconds * 1000)))
+                        restart_at = clock() + uniform(0.0, spread)
+                        tasks.create_task(connection.drain(int(seconds * 1000), restart_at))
                 await self._empty.wait()
+        cut_off = sum(connection.idle_since is None for connection in self._connections)
+        _log.info("drained", extra={"sockets_cut_off": cut_off})
+        return cut_off
+
+    async def wait_dead(self) -> None:
+        """Return when engine or codec has died, and every socket was told so and closed."""
+        await self._dead.wait()
+
+    async def watch(self) -> None:
+        """Wait for the death of engine or codec, and see every open context and socket off."""
+        deaths = {
+            asyncio.create_task(self.engine.wait_dead()),
+            asyncio.create_task(self.codec.wait_dead()),
+        }
+        try:
+            await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for death in deaths:
+                death.cancel()
+        cause: OrpheusError = Internal("the codec has died; try another server")
+        if not self.engine.alive:
+            cause = EngineFailed("the engine has died; try another server")
+        _log.critical("dead", extra={"error": cause.code, "sockets": len(self._connections)})
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for connection in self._connections:
+                    tasks.create_task(connection.fail(cause))
+        finally:
+            self._dead.set()
 
     def _open_session(self, moved: Moved) -> Session:
         return Session(
@@ -183,12 +227,25 @@ async def running(config: Config) -> AsyncIterator[Server]:
     async with contextlib.AsyncExitStack() as stack:
         engine, codec = await _open_parts(config, metrics, stack)
         server = Server(config, engine, codec, metrics)
+        await stack.enter_async_context(_watched(server))
         if not await server.health.probe():
             raise StartupError("engine and codec started but did not speak a test word in time")
         metrics_port = _serve_metrics(config.server, metrics, stack)
         port = await _listen(server, stack)
         server.address = Address(config.server.host, port, metrics_port)
         yield server
+
+
+@contextlib.asynccontextmanager
+async def _watched(server: Server) -> AsyncIterator[None]:
+    watching = asyncio.create_task(server.watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        if not watching.cancelled():
+            watching.result()
 
 
 async def _open_parts(

@@ -1,11 +1,9 @@
 """Who may connect: keys in headers, short-lived tokens in the address.
 
 Rule: secrets are compared in constant time and never leave this module; what may be logged is the
-name of a key. A token is `name.expiry.scope.signature`, signed with the key of that name, so that
-nothing has to be stored and a changed key revokes its tokens.
+name of a key.
 """
 
-import base64
 import hashlib
 import hmac
 from collections.abc import Mapping
@@ -14,10 +12,10 @@ from urllib.parse import parse_qs
 
 from websockets.datastructures import Headers
 
+from orpheus_ws.access_tokens import verify_token
 from orpheus_ws.config import AuthConfig
 from orpheus_ws.errors import StartupError
 
-SCOPE = "tts"
 _SCHEMES = ("bearer", "api-key", "token")
 _HEADERS = ("X-API-Key", "xi-api-key")
 ANONYMOUS = "anonymous"
@@ -45,7 +43,7 @@ def identify(auth: AuthConfig, headers: Headers, path: str, now: float) -> str |
         if name is not None:
             return name
     for token in parse_qs(path.partition("?")[2]).get("token", ()):
-        name = _verify(auth.keys, token, now)
+        name = verify_token(auth.keys, token, now)
         if name is not None:
             return name
     return None
@@ -63,12 +61,6 @@ def allows_origin(auth: AuthConfig, headers: Headers) -> bool:
     if auth.origins or auth.keys:
         return not auth.origins or origin in auth.origins
     return origin.partition("://")[2] == headers.get("Host")
-
-
-def make_token(name: str, secret: str, *, expires: int, scope: str = SCOPE) -> str:
-    """A token that lets its bearer connect as `name` until the Unix time `expires`."""
-    payload = f"{_encode(name.encode())}.{expires}.{scope}"
-    return f"{payload}.{_sign(payload, secret)}"
 
 
 def _presented(headers: Headers) -> list[str]:
@@ -90,31 +82,6 @@ def _owner(keys: Mapping[str, str], presented: str) -> str | None:
         if secret and hmac.compare_digest(digest, hashlib.sha256(secret.encode()).digest()):
             owner = name
     return owner
-
-
-def _verify(keys: Mapping[str, str], token: str, now: float) -> str | None:
-    payload, _, signature = token.rpartition(".")
-    parts = payload.split(".")
-    if len(parts) != 3 or not parts[1].isascii() or not parts[1].isdigit():
-        return None
-    try:
-        name = base64.urlsafe_b64decode(parts[0] + "=" * (-len(parts[0]) % 4)).decode()
-    except ValueError:
-        return None
-    secret = keys.get(name)
-    expected = _sign(payload, secret or "")
-    genuine = hmac.compare_digest(expected.encode(), signature.encode())
-    if not genuine or not secret or int(parts[1]) < now or parts[2] != SCOPE:
-        return None
-    return name
-
-
-def _sign(payload: str, secret: str) -> str:
-    return _encode(hmac.digest(secret.encode(), payload.encode(), "sha256"))
-
-
-def _encode(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def _is_loopback(host: str) -> bool:

@@ -9,6 +9,7 @@ through a timeout scope that is otherwise never due; leaving the scope frees eng
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -17,53 +18,23 @@ from websockets.exceptions import ConnectionClosed
 from websockets.protocol import OPEN
 
 from orpheus_ws import messages as m
-from orpheus_ws.audio import Player, Portion, Shaper, portion
+from orpheus_ws.audio import Player
 from orpheus_ws.config import LimitsConfig, ServerConfig
 from orpheus_ws.context import TERMINAL, Context, Moved, State
-from orpheus_ws.engine import Prompt
 from orpheus_ws.errors import BadMessage, Internal, MessageTooBig, OrpheusError, SlowConsumer
 from orpheus_ws.metrics import Metrics, Moment, clock
-from orpheus_ws.pcm import Chunk, Output
+from orpheus_ws.pcm import Chunk
 from orpheus_ws.server.health import Health
 from orpheus_ws.server.outbox import Outbox
+from orpheus_ws.server.voice import Voice
 from orpheus_ws.session import Goodbye, Say, Session, Speak, Wait
 from orpheus_ws.synthesis import Synthesis
-from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
 from orpheus_ws.wire import Wire
 
 CLOSE_SECONDS: Final = 2.0
 """How long a peer may take to acknowledge that its socket is closed."""
 
 _log = logging.getLogger("orpheus_ws.server")
-
-
-class _Voice:
-    """What speaking a context needs from one segment to the next."""
-
-    def __init__(self, context: Context, player: Player, group_lead: float) -> None:
-        self.context = context
-        self.shaper = Shaper()
-        self.player = player
-        self.output = Output(context.settings.encoding, context.settings.sample_rate)
-        self._lead = context.settings.lead_ms / 1000
-        self._group_lead = group_lead
-
-    def ask(self) -> Portion:
-        """How many frames the listener should get next."""
-        return portion(self.player.in_hand(clock()), self._lead, self._group_lead)
-
-    def surplus(self) -> float:
-        """Seconds until the listener has room for the next portion."""
-        now = clock()
-        next_up = portion(self.player.in_hand(now), self._lead, self._group_lead).at_least
-        return self.player.seconds_until(self._lead - next_up * FRAME_SECONDS, now)
-
-    def unheard(self) -> float:
-        """Seconds that were generated and will not be heard if nothing more is played."""
-        context = self.context
-        generated = context.trace.frames * SAMPLES_PER_FRAME - self.shaper.trimmed
-        sent = context.delivered / context.settings.sample_rate
-        return max(0.0, generated / SAMPLE_RATE - sent) + self.player.in_hand(clock())
 
 
 class Connection:
@@ -81,6 +52,7 @@ class Connection:
         server: ServerConfig,
         limits: LimitsConfig,
         outbox: Outbox,
+        key: str | None,
     ) -> None:
         self._socket = socket
         self._wire = wire
@@ -92,15 +64,18 @@ class Connection:
         self._limits = limits
         self._outbox = outbox
         self._news = asyncio.Event()
-        self._voice: _Voice | None = None
+        self._voice: Voice | None = None
         self._scope: asyncio.Timeout | None = None
         self._cancelled_at: float | None = None
-        self._draining = False
+        self._restart_at = math.inf
+        self._farewell = (1000, "closed")
+        self._origin: dict[str, object] = {"key": key}
         self._gone = False
         self._opened_at = self._active_at = clock()
 
     async def run(self, ready: m.Ready) -> None:
         """Greet, then serve until either side closes."""
+        self._origin["session"] = ready.session
         try:
             await self._send(ready)
             async with asyncio.TaskGroup() as tasks:
@@ -119,16 +94,33 @@ class Connection:
             self._gone = True
             self._session.abandon()
 
-    def leave_when_idle(self) -> None:
-        """Close with 1012 as soon as nothing is open on the socket."""
-        self._draining = True
+    @property
+    def idle_since(self) -> float | None:
+        """Since when no message came and no context was open; None while one is."""
+        return None if self._session.contexts else self._active_at
+
+    def leave(self, code: int, reason: str) -> None:
+        """Take no new context, and close like this once nothing is open. Does not wait."""
+        self._farewell = (code, reason)
+        self._session.receive(m.Close(), clock())
         self._news.set()
 
-    async def drain(self, deadline_ms: int) -> None:
-        """Announce the end; the socket closes with 1012 once nothing is open on it."""
+    async def drain(self, deadline_ms: int, restart_at: float) -> None:
+        """Announce the end; from `restart_at` on, close with 1012 as soon as nothing is open."""
         with contextlib.suppress(ConnectionClosed, SlowConsumer):
             await self._send(m.Draining(deadline_ms=deadline_ms))
-        self.leave_when_idle()
+        self._restart_at = restart_at
+        self._news.set()
+
+    async def fail(self, error: OrpheusError) -> None:
+        """End every open context with `error`, whatever it waits for, and close with 1011."""
+        # In one piece with the close frame and without waiting for room, so that nothing that the
+        # two tasks do comes between.
+        for context in self._session.contexts:
+            reply = self._session.fail(context, error)
+            if self._socket.protocol.state is OPEN:
+                self._put(reply)
+        await self._close(1011, error.code)
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -181,15 +173,13 @@ class Connection:
                     if not await self._wait(until):
                         return
                 case Goodbye():
-                    await self._close(1000, "closed")
+                    await self._close(*self._farewell)
                     return
 
     async def _utter(self, context: Context, text: str) -> None:
         """Speak a segment, unless it is interrupted, and say how that went."""
         if self._voice is None or self._voice.context is not context:
-            self._voice = _Voice(
-                context, self._player_for_next(), self._server.group_lead_ms / 1000
-            )
+            self._voice = Voice(context, self._player_for_next(), self._server.group_lead_ms / 1000)
         failure: OrpheusError | None = None
         try:
             async with asyncio.timeout(None) as self._scope:
@@ -220,10 +210,10 @@ class Connection:
             return Player()
         return last.player if last.player.in_hand(clock()) > 0 else Player()
 
-    async def _segment(self, voice: _Voice, text: str) -> None:
+    async def _segment(self, voice: Voice, text: str) -> None:
         context, trace = voice.context, voice.context.trace
         speech = self._synthesis.speak(
-            _prompt(context, text), voice.shaper, voice.output, trace, voice.ask
+            voice.prompt(text), voice.shaper, voice.output, trace, voice.ask
         )
         previous: float | None = None
         async with contextlib.aclosing(speech) as chunks:
@@ -247,7 +237,7 @@ class Connection:
             self._metrics.observe(trace, Moment.SEGMENT)
         await self._send_all(context.end_segment(text, trace.reason))
 
-    async def _send_chunk(self, voice: _Voice, chunk: Chunk, previous: float | None) -> float:
+    async def _send_chunk(self, voice: Voice, chunk: Chunk, previous: float | None) -> float:
         """Send audio of a live context; return when it was sent."""
         context, trace, player = voice.context, voice.context.trace, voice.player
         message = context.audio(chunk.pcm, chunk.samples)
@@ -257,7 +247,7 @@ class Connection:
         if trace.first_byte_at is None:
             trace.first_byte_at = now
             self._metrics.observe(trace, Moment.FIRST_BYTE)
-        if trace.first_audio_at is None and voice.shaper.first_sound is not None:
+        if trace.first_audio_at is None and voice.sounds():
             trace.first_audio_at = now
         if previous is not None:
             self._metrics.chunk_gap.observe(now - previous)
@@ -271,7 +261,7 @@ class Connection:
         self._health.worked()
         return now
 
-    async def _pace(self, voice: _Voice) -> None:
+    async def _pace(self, voice: Voice) -> None:
         """Wait until the listener has room for the next portion within `lead_ms`."""
         surplus = voice.surplus()
         if surplus > 0:
@@ -283,7 +273,7 @@ class Connection:
         deadlines = [] if until is None else [until]
         if not self._session.contexts:
             now = clock()
-            if self._draining:
+            if self._restart_at <= now:
                 await self._close(1012, "restart")
                 return False
             session_end = self._opened_at + self._limits.session_seconds
@@ -291,7 +281,7 @@ class Connection:
             if min(session_end, idle_end) <= now:
                 await self._close(1001, "idle" if idle_end <= now else "session_expired")
                 return False
-            deadlines += [session_end, idle_end]
+            deadlines += [session_end, idle_end, self._restart_at]
         timeout = min(deadlines) - clock() if deadlines else None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -310,21 +300,24 @@ class Connection:
         The frame is in the socket's buffer before this first waits, so messages leave in the order
         of the calls and cancelling never cuts one. It waits only if the peer has fallen behind.
         """
-        frame = self._wire.encode_reply(message)
-        protocol = self._socket.protocol
-        if protocol.state is OPEN and not self._socket.paused:
-            if isinstance(frame, str):
-                protocol.send_text(frame.encode())
-            else:
-                protocol.send_binary(frame)
-            self._outbox.post(self._socket)
+        if self._socket.protocol.state is OPEN and not self._socket.paused:
+            self._put(message)
             return
         try:
             async with asyncio.timeout(self._server.write_seconds):
-                await self._socket.send(frame)
+                await self._socket.send(self._wire.encode_reply(message))
         except TimeoutError:
             seconds = self._server.write_seconds
             raise SlowConsumer(f"nothing was read for {seconds:g} s while audio was due") from None
+
+    def _put(self, message: m.ServerMessage) -> None:
+        """Put a message into the open socket's own buffer, whether there is room or not."""
+        frame = self._wire.encode_reply(message)
+        if isinstance(frame, str):
+            self._socket.protocol.send_text(frame.encode())
+        else:
+            self._socket.protocol.send_binary(frame)
+        self._outbox.post(self._socket)
 
     async def _close(self, code: int, reason: str) -> None:
         """Close the socket, also if its peer never reads the close frame."""
@@ -352,41 +345,4 @@ class Connection:
             ):
                 self._metrics.orphaned_seconds.inc(self._voice.unheard())
             self._metrics.observe(trace, Moment.TERMINAL)
-            _log.info("context ended", extra=_summary(context))
-
-
-def _prompt(context: Context, text: str) -> Prompt:
-    settings = context.settings
-    assert settings.seed is not None
-    return Prompt(
-        text=text,
-        voice=settings.voice,
-        seed=settings.seed,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        repetition_penalty=settings.repetition_penalty,
-        max_tokens=settings.max_tokens,
-    )
-
-
-def _summary(context: Context) -> dict[str, object]:
-    """What may be logged of a context: figures, never its text or what the client called it."""
-    trace = context.trace
-    return {
-        "outcome": trace.outcome,
-        "handle": context.handle,
-        "segments": trace.segments,
-        "sent_ms": round(context.ms(context.delivered)),
-        "ttfb_ms": _rounded_ms(trace.since_ready(trace.first_byte_at)),
-        "ttfa_ms": _rounded_ms(trace.time_to_first_audio),
-        "rtf": None if trace.real_time_factor is None else round(trace.real_time_factor, 2),
-        "trimmed_ms": round(trace.trimmed_seconds * 1000),
-        "tokens": trace.tokens,
-        "invalid_tokens": trace.invalid_tokens,
-        "dropped_tokens": trace.dropped_tokens,
-        "traceparent": context.settings.traceparent,
-    }
-
-
-def _rounded_ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)
+            _log.info("context ended", extra=self._origin | context.summary())

@@ -19,9 +19,10 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from orpheus_ws.config import AuthConfig, ServerConfig
-from orpheus_ws.metrics import Metrics
+from orpheus_ws.metrics import Metrics, clock
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission
+from orpheus_ws.server.connection import Connection
 from orpheus_ws.server.health import Health
 from orpheus_ws.wire import Wire
 
@@ -40,14 +41,31 @@ _log = logging.getLogger("orpheus_ws.server")
 
 
 class AdmittedConnection(ServerConnection):
-    """A connection that gives its slot back when it is lost."""
+    """A connection that gives its slot back when it is lost, and may be evicted from it before."""
 
     admission: Admission | None = None
     """Who to give the slot back to; set when one is reserved."""
+    key: str | None = None
+    """Name of the key that the request carried; set before a slot is reserved."""
+    serving: Connection | None = None
+    """What serves it, from the handshake's end to its own."""
     lost = False
+    _heard_at = 0.0
+
+    @property
+    def silent_since(self) -> float | None:
+        """See `Holder`. Whatever arrives is a sign of life: a message, a pong, a part of either."""
+        idle_since = None if self.serving is None else self.serving.idle_since
+        return None if idle_since is None else max(idle_since, self._heard_at)
+
+    def evict(self) -> None:
+        """See `Holder`."""
+        assert self.serving is not None
+        self.serving.leave(1001, "idle_evicted")
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop. The library answers pings without waiting for room to send."""
+        self._heard_at = clock()
         super().data_received(data)
         if self.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.transport.abort()
@@ -103,6 +121,8 @@ class Handshake:
             )
             response.headers["WWW-Authenticate"] = "Bearer"
             return response
+        assert isinstance(connection, AdmittedConnection)
+        connection.key = name
         return None
 
     def response(
@@ -115,11 +135,11 @@ class Handshake:
         if connection.lost:
             # The client left during the handshake. A slot taken now would never come back.
             return None
-        if self._health.alive and self._admission.reserve(connection):
+        if self._health.alive and self._admission.reserve(connection, clock()):
             connection.admission = self._admission
             return None
         if not self._health.alive:
-            reason, advice = "dead", "the engine has died; try another server"
+            reason, advice = "dead", "engine or codec has died; try another server"
         elif self._admission.draining:
             reason, advice = "draining", "the server is going away; try another one"
         else:
@@ -163,7 +183,8 @@ class Handshake:
         self, connection: ServerConnection, status: int, reason: str, advice: str
     ) -> Response:
         self._metrics.handshakes_refused.labels(reason).inc()
-        _log.info("handshake refused", extra={"reason": reason, "status": status})
+        key = connection.key if isinstance(connection, AdmittedConnection) else None
+        _log.info("handshake refused", extra={"reason": reason, "status": status, "key": key})
         return _json(connection, status, {"error": reason, "message": advice})
 
 

@@ -31,6 +31,7 @@ class Health:
 
     def __init__(self, engine: Engine, codec: Codec, admission: Admission) -> None:
         self._engine = engine
+        self._codec = codec
         # What a probe speaks does not count: it has instruments of its own, which nobody reads.
         self._synthesis = Synthesis(engine, codec, Metrics(CollectorRegistry()))
         self._admission = admission
@@ -40,8 +41,8 @@ class Health:
 
     @property
     def alive(self) -> bool:
-        """False once the engine can never answer again."""
-        return self._engine.alive
+        """False once engine or codec can never answer again."""
+        return self._engine.alive and self._codec.alive
 
     def worked(self) -> None:
         """Audio was produced just now."""
@@ -50,7 +51,7 @@ class Health:
 
     async def ready(self) -> bool:
         """Answer within `PROBE_SECONDS`. Concurrent questions share one probe."""
-        if self._admission.draining or not self._engine.alive:
+        if self._admission.draining or not self.alive:
             return False
         if self._worked_at is not None and clock() - self._worked_at < FRESH_SECONDS:
             return True

@@ -330,6 +330,18 @@ async def test_a_closed_engine_says_so(engine: Engine) -> None:
         await _ids(engine, _prompt(engine, "Hi."))
 
 
+async def test_whoever_serves_it_is_told_of_its_death(engine: Engine) -> None:
+    """`wait_dead` waits while the engine lives, ends for all when it does not, and may be cancelled."""
+    waiting = [asyncio.create_task(engine.wait_dead()) for _ in range(3)]
+    assert (await _ids(engine, _prompt(engine, "Hi.")))[-1] == END_OF_SPEECH
+    waiting.pop().cancel()
+    assert not any(waiter.done() for waiter in waiting)
+    await engine.close()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await asyncio.gather(*waiting)
+        await engine.wait_dead()
+
+
 @pytest.mark.parametrize(
     "text",
     [

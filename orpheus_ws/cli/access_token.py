@@ -1,0 +1,48 @@
+"""`orpheus-ws token`: a short-lived token for a browser, made from one of the server's keys."""
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+
+from orpheus_ws import config as configuration
+from orpheus_ws.access_tokens import make_token
+from orpheus_ws.errors import StartupError
+
+MAX_TTL_SECONDS: Final = 86_400
+"""A day. It cannot be taken back but by changing the key, so a page fetches a new one instead."""
+
+
+@click.command("token")
+@click.argument("name")
+@click.option(
+    "--ttl",
+    type=click.IntRange(1, MAX_TTL_SECONDS),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a socket may be opened with it.",
+)
+@click.option(
+    "--config", "file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file."
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
+)
+def access_token(name: str, ttl: int, file: Path | None, settings: tuple[str, ...]) -> None:
+    """Print a token that lets a browser connect as the key NAME, in ?token=TOKEN.
+
+    The key comes from the server's configuration, read as `serve` reads it.
+    """
+    config = configuration.load(file=file, environment=os.environ, flags=settings)
+    keys = config.auth.keys
+    if not keys:
+        raise StartupError(
+            "there are no keys to make a token from: name the server's --config, or set "
+            "auth.keys.NAME=SECRET"
+        )
+    if name not in keys:
+        raise StartupError(f"there is no key {name!r} in auth.keys; there is {', '.join(keys)}")
+    click.echo(make_token(name, keys[name], expires=int(time.time()) + ttl))

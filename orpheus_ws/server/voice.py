@@ -1,0 +1,63 @@
+"""A context while it is spoken: what it needs from one segment to the next.
+
+Rule: it knows the listener's virtual player and everything between samples and bytes that has a
+memory. It sends nothing and waits for nothing.
+"""
+
+from orpheus_ws.audio import Player, Portion, Shaper, portion
+from orpheus_ws.context import Context
+from orpheus_ws.engine import Prompt
+from orpheus_ws.metrics import clock
+from orpheus_ws.pcm import Output
+from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
+
+
+class Voice:
+    """What speaking a context needs from one segment to the next."""
+
+    def __init__(self, context: Context, player: Player, group_lead: float) -> None:
+        self.context = context
+        self.shaper = Shaper()
+        self.player = player
+        self.output = Output(context.settings.encoding, context.settings.sample_rate)
+        self._lead = context.settings.lead_ms / 1000
+        self._group_lead = group_lead
+
+    def prompt(self, text: str) -> Prompt:
+        """What the engine is asked to say."""
+        settings = self.context.settings
+        assert settings.seed is not None
+        return Prompt(
+            text=text,
+            voice=settings.voice,
+            seed=settings.seed,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            repetition_penalty=settings.repetition_penalty,
+            max_tokens=settings.max_tokens,
+        )
+
+    def ask(self) -> Portion:
+        """How many frames the listener should get next."""
+        return portion(self.player.in_hand(clock()), self._lead, self._group_lead)
+
+    def sounds(self) -> bool:
+        """Whether an audible sample has been delivered; a resampler may still hold the first."""
+        first, settings = self.shaper.first_sound, self.context.settings
+        return (
+            first is not None
+            and first * settings.sample_rate < self.context.delivered * SAMPLE_RATE
+        )
+
+    def surplus(self) -> float:
+        """Seconds until the listener has room for the next portion."""
+        now = clock()
+        next_up = portion(self.player.in_hand(now), self._lead, self._group_lead).at_least
+        return self.player.seconds_until(self._lead - next_up * FRAME_SECONDS, now)
+
+    def unheard(self) -> float:
+        """Seconds that were generated and will not be heard if nothing more is played."""
+        context = self.context
+        generated = context.trace.frames * SAMPLES_PER_FRAME - self.shaper.trimmed
+        sent = context.delivered / context.settings.sample_rate
+        return max(0.0, generated / SAMPLE_RATE - sent) + self.player.in_hand(clock())

@@ -1,0 +1,84 @@
+"""The codec loop: a thread that ends unasked, and an event loop that is gone."""
+
+import asyncio
+import threading
+
+import pytest
+
+from orpheus_ws.audio import MOST_FRAMES, Portion
+from orpheus_ws.codec import Decoder
+from orpheus_ws.codec.loop import CodecLoop
+from orpheus_ws.errors import Internal
+from tests.harness import turns_until
+from tests.looking_decoder import LookingDecoder, frames, join_codec_threads, opened, start
+
+
+async def test_the_thread_dies() -> None:
+    """A decoder that ends the thread ends the codec: all who wait fail, all who ask later, and at once."""
+    loop, decoder = await start(slots=3)
+    deaths = [asyncio.create_task(loop.wait_dead()) for _ in range(2)]
+    streams = [opened(loop) for _ in range(2)]
+    idle = asyncio.create_task(streams[1].take(Portion(1, MOST_FRAMES)))
+    await asyncio.sleep(0)
+    assert not any(death.done() for death in deaths)
+    decoder.fail_on, decoder.failure = 13, SystemExit("the driver had enough")
+    streams[0].push(frames(1, 2, 13))
+    for take in (streams[0].take(Portion(1, MOST_FRAMES)), idle, streams[1].take(Portion(1, 1))):
+        with pytest.raises(Internal):
+            await take
+    await asyncio.gather(*deaths)
+    assert not loop.alive
+    with pytest.raises(Internal):
+        opened(loop)
+    for stream in streams:
+        stream.close()
+    assert loop.statistics().streams == 0
+    await loop.close()
+    await loop.wait_dead()
+    assert not any(thread.name == "codec" for thread in threading.enumerate())
+
+
+async def test_a_decoder_that_ends_the_thread_while_opening() -> None:
+    """A decoder that leaves instead of opening ends `start` as well; nobody waits for it."""
+
+    class LeftError(BaseException):
+        pass
+
+    def leave() -> Decoder:
+        raise LeftError
+
+    with pytest.raises(LeftError):
+        await CodecLoop.start(leave)
+    await asyncio.to_thread(join_codec_threads)
+
+
+def test_an_event_loop_that_is_gone() -> None:
+    """A thread whose event loop was closed without it ends by itself, while opening and after a step."""
+    decoder = LookingDecoder(1)
+    decoder.go_on.clear()
+
+    def slow() -> Decoder:
+        decoder.entered.set()
+        assert decoder.go_on.wait(10)
+        return decoder
+
+    async def leave_it_opening() -> None:
+        starting = asyncio.create_task(CodecLoop.start(slow))
+        await turns_until(decoder.entered.is_set)
+        starting.cancel()
+
+    async def leave_it_decoding() -> None:
+        decoder.go_on.set()
+        loop = await CodecLoop.start(slow)
+        decoder.entered.clear()
+        decoder.go_on.clear()
+        stream = opened(loop)
+        stream.push(frames(1, 2))
+        taking = asyncio.create_task(stream.take(Portion(1, MOST_FRAMES)))
+        await turns_until(decoder.entered.is_set)
+        taking.cancel()
+
+    for scenario in (leave_it_opening, leave_it_decoding):
+        asyncio.run(scenario())
+        decoder.go_on.set()
+        join_codec_threads()
