@@ -56,6 +56,10 @@ class CodecConfig(_Section, frozen=True, kw_only=True):
     """`pocket`, the embedded voice, or a directory with a SNAC checkpoint."""
     slots: Positive | None = None
     """Streams it can hold: at least one more than the engine. Unset: just that."""
+    batching: Literal["in_flight", "dynamic"] = "in_flight"
+    """When a step is made: as soon as something is ready, or when a batch is full or 15 ms old."""
+    max_batch: Positive = 64
+    """Streams in one step at most."""
     options: dict[str, Any] = {}
     """What this decoder alone can be told, below."""
 

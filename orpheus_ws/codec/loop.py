@@ -20,13 +20,10 @@ import numpy as np
 
 from orpheus_ws.audio import Portion
 from orpheus_ws.codec import CodecStatistics, CodecStream, Decoder, Work
-from orpheus_ws.codec.policy import InFlight, Policy, Ready, frames_allowed
+from orpheus_ws.codec.policy import IN_FLIGHT, Policy, Ready, frames_allowed
 from orpheus_ws.errors import Internal, OrpheusError, Overloaded
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import Frame
-
-MAX_BATCH: Final = 256
-"""Streams in one step, unless a policy says otherwise."""
 
 _EMPTY: Final[Samples] = np.zeros(0, np.float32)
 _log = logging.getLogger("orpheus_ws.codec")
@@ -75,14 +72,14 @@ class CodecLoop:
         cls,
         open_decoder: Callable[[], Decoder],
         *,
-        policy: Policy | None = None,
+        policy: Policy = IN_FLIGHT,
         stepped: Callable[[int, float], None] = lambda _streams, _seconds: None,
     ) -> "CodecLoop":
         """Open the decoder on a new thread and wait until it is there.
 
         `stepped` hears of the streams and seconds of every step. Raises what `open_decoder` raises.
         """
-        loop = cls(open_decoder, policy or InFlight(MAX_BATCH), stepped)
+        loop = cls(open_decoder, policy, stepped)
         loop._thread.start()
         decoder = await loop._opened
         loop._free = list(range(decoder.slots))[::-1]

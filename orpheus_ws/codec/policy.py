@@ -6,7 +6,7 @@ is what servers do whose decoder has to be called with whole batches; it is kept
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 DYNAMIC_WAIT: Final = 0.015
 """Seconds that a dynamic batch is waited for: the window that published servers use."""
@@ -65,6 +65,10 @@ class InFlight:
         return sorted(range(len(ready)), key=urgency)[: self._max_batch]
 
 
+IN_FLIGHT: Final = InFlight(max_batch=64)
+"""How the loop runs unless it is told otherwise."""
+
+
 class Dynamic:
     """When a batch is full or its first member has waited for `DYNAMIC_WAIT`; in order of arrival."""
 
@@ -80,6 +84,11 @@ class Dynamic:
         """See `Policy`."""
         order = sorted(range(len(ready)), key=lambda index: ready[index].since)
         return order[: self._max_batch]
+
+
+def policy(batching: Literal["in_flight", "dynamic"], max_batch: int) -> Policy:
+    """The policy of that name."""
+    return InFlight(max_batch) if batching == "in_flight" else Dynamic(max_batch)
 
 
 def frames_allowed(streams: int) -> int:

@@ -24,6 +24,7 @@ from orpheus_ws import messages as m
 from orpheus_ws import pcm
 from orpheus_ws.codec import open_decoder
 from orpheus_ws.codec.loop import CodecLoop
+from orpheus_ws.codec.policy import policy
 from orpheus_ws.config import Config, ServerConfig
 from orpheus_ws.context import Moved
 from orpheus_ws.engine import Engine, find_engine
@@ -255,7 +256,11 @@ async def _open_parts(
     slots = config.codec.slots or (config.engine.capacity or DEFAULT_CODEC_SLOTS) + PROBE_SLOTS
     open_engine = find_engine(config.engine)
     codec_config = msgspec.structs.replace(config.codec, slots=slots)
-    codec = await CodecLoop.start(lambda: open_decoder(codec_config), stepped=metrics.codec_stepped)
+    codec = await CodecLoop.start(
+        lambda: open_decoder(codec_config),
+        policy=policy(config.codec.batching, config.codec.max_batch),
+        stepped=metrics.codec_stepped,
+    )
     stack.push_async_callback(codec.close)
     engine = await open_engine(config.engine)
     stack.push_async_callback(engine.close)
