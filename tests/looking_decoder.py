@@ -11,7 +11,7 @@ import numpy as np
 from orpheus_ws.audio import MOST_FRAMES, Portion
 from orpheus_ws.codec import CodecStream, Work
 from orpheus_ws.codec.loop import CodecLoop
-from orpheus_ws.codec.policy import Policy
+from orpheus_ws.codec.policy import IN_FLIGHT, Policy
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import SAMPLES_PER_FRAME, Frame
 
@@ -77,7 +77,7 @@ def opened(loop: CodecLoop) -> CodecStream:
     return loop.open(seed=0, early=False)
 
 
-async def start(slots: int = 4, policy: Policy | None = None) -> tuple[CodecLoop, LookingDecoder]:
+async def start(slots: int = 4, policy: Policy = IN_FLIGHT) -> tuple[CodecLoop, LookingDecoder]:
     """A loop over a `LookingDecoder`."""
     decoder = LookingDecoder(slots)
     return await CodecLoop.start(lambda: decoder, policy=policy), decoder
