@@ -84,7 +84,6 @@ def scalars() -> list[tuple[str, str, tuple[Any, Any, Any]]]:
     samples: dict[type[inspect.Type], tuple[Any, Any, Any]] = {
         inspect.IntType: (1001, 1002, 1003),
         inspect.FloatType: (1.5, 2.5, 3.5),
-        inspect.LiteralType: ("debug", "warning", "error"),
         inspect.BoolType: (False, False, True),
         inspect.StrType: ("one", "two", "three"),
         inspect.VarTupleType: (("one", "two"), ("three",), ("four", "five", "six")),
@@ -96,7 +95,10 @@ def scalars() -> list[tuple[str, str, tuple[Any, Any, Any]]]:
         assert isinstance(section.type, inspect.StructType)
         for field in section.type.fields:
             kinds = field.type.types if isinstance(field.type, inspect.UnionType) else [field.type]
-            if type(kinds[0]) in samples:
+            if isinstance(kinds[0], inspect.LiteralType):
+                first, second, *rest = map(str, kinds[0].values)
+                found.append((section.name, field.name, (first, second, (*rest, first)[0])))
+            elif type(kinds[0]) in samples:
                 found.append((section.name, field.name, samples[type(kinds[0])]))
     return found
 
