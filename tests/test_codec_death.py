@@ -22,7 +22,7 @@ async def test_the_thread_dies() -> None:
     await asyncio.sleep(0)
     assert not any(death.done() for death in deaths)
     decoder.fail_on, decoder.failure = 13, SystemExit("the driver had enough")
-    streams[0].push(frames(1, 2, 13))
+    streams[0].push(frames(1, 13))
     for take in (streams[0].take(Portion(1, MOST_FRAMES)), idle, streams[1].take(Portion(1, 1))):
         with pytest.raises(Internal):
             await take

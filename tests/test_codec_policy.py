@@ -16,6 +16,7 @@ from orpheus_ws.codec.policy import (
     Policy,
     Ready,
     frames_allowed,
+    ramp,
 )
 from orpheus_ws.errors import Internal
 from tests.harness import turns_until
@@ -191,3 +192,21 @@ async def test_a_dynamic_batch_does_not_wait_for_ever() -> None:
     assert heard([await stream.take(ALL)]) == [1, 2]
     assert decoder.batches == [1]
     await loop.close()
+
+
+@given(
+    at_least=st.integers(1, 8),
+    more=st.integers(0, 7),
+    streams=st.integers(0, 300),
+    first=st.one_of(st.none(), st.integers(1, 3)),
+)
+def test_the_ramp_of_a_stream(at_least: int, more: int, streams: int, first: int | None) -> None:
+    """The first step takes only what can be heard; later ones what is asked for, within the step."""
+    asked = Portion(at_least, min(8, at_least + more))
+    wait, take, _ = ramp(asked, streams, first)
+    if first is not None:
+        assert wait == take == max(first, at_least)
+    else:
+        assert wait == at_least
+        assert at_least <= take <= max(at_least, frames_allowed(streams))
+        assert take <= asked.at_most

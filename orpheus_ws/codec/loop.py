@@ -20,7 +20,7 @@ import numpy as np
 
 from orpheus_ws.audio import Portion
 from orpheus_ws.codec import CodecStatistics, CodecStream, Decoder, Work
-from orpheus_ws.codec.policy import IN_FLIGHT, Policy, Ready, frames_allowed
+from orpheus_ws.codec.policy import IN_FLIGHT, Policy, Ready, ramp
 from orpheus_ws.errors import Internal, OrpheusError, Overloaded
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import Frame
@@ -312,14 +312,12 @@ class _Stream:
         """Give the thread a job if somebody waits for samples and there is something to decode."""
         if self._waiter is None or self._busy or self.closed or self._failed:
             return
-        # There is nothing to hear of a stream before its decoder has seen that much.
-        enough = self._first_frames if self._fresh else 1
-        if not self._finished and len(self._frames) < max(enough, self._portion.at_least):
+        first = self._first_frames if self._fresh else None
+        at_least, at_most, _ = ramp(self._portion, self._loop.streams, first)
+        if not self._finished and len(self._frames) < at_least:
             return
-        allowed = frames_allowed(self._loop.streams)
-        count = max(enough, self._portion.at_least, min(self._portion.at_most, allowed))
-        frames = self._frames[:count]
-        del self._frames[:count]
+        frames = self._frames[:at_most]
+        del self._frames[:at_most]
         self._finishing = self._finished and not self._frames
         self._busy = True
         work = Work(self.slot, frames, self._finishing)

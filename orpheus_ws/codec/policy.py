@@ -8,6 +8,8 @@ is what servers do whose decoder has to be called with whole batches; it is kept
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
+from orpheus_ws.audio import Portion
+
 DYNAMIC_WAIT: Final = 0.015
 """Seconds that a dynamic batch is waited for: the window that published servers use."""
 
@@ -94,3 +96,16 @@ def policy(batching: Literal["in_flight", "dynamic"], max_batch: int) -> Policy:
 def frames_allowed(streams: int) -> int:
     """How many frames of each of so many streams one step may take."""
     return max(1, FRAMES_PER_STEP // max(1, streams))
+
+
+def ramp(portion: Portion, streams: int, first_frames: int | None) -> Portion:
+    """How many frames one of so many streams waits for and takes next.
+
+    Its first step is as small as can be heard, after `first_frames`; later ones (None) grow with
+    what the listener has in hand and shrink with the number of streams.
+    """
+    if first_frames is not None:
+        first = max(first_frames, portion.at_least)
+        return Portion(first, first)
+    most = max(portion.at_least, min(portion.at_most, frames_allowed(streams)))
+    return Portion(portion.at_least, most)
