@@ -1,9 +1,10 @@
 """The codec loop: every sample once and in order, whatever happens at the same time."""
 
 import asyncio
+import gc
 import random
 import threading
-from collections.abc import Sequence
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orpheus_ws.audio import MOST_FRAMES, Portion
-from orpheus_ws.codec import CodecStream, Decoder, Work, open_decoder
+from orpheus_ws.codec import CodecStream, Decoder, open_decoder
 from orpheus_ws.codec.loop import CodecLoop
 from orpheus_ws.codec.simulated import periods, tone
 from orpheus_ws.config import CodecConfig
@@ -19,69 +20,7 @@ from orpheus_ws.errors import Internal, Overloaded, StartupError
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import SAMPLES_PER_FRAME, Frame
 from tests.harness import turns_until
-
-ALL = Portion(1, MOST_FRAMES)
-
-
-class LookingDecoder:
-    """A decoder that looks one frame ahead, keeps state in its slots and can be told to fail.
-
-    A frame's samples are all equal to its first code, so that order and loss are plain to see.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self.batches: list[int] = []
-        self.fail_on: int | None = None
-        self.entered = threading.Event()
-        self.go_on = threading.Event()
-        self.go_on.set()
-        self._held: dict[int, list[Frame]] = {}
-
-    def first_frames(self, *, early: bool) -> int:
-        return 1 if early else 2
-
-    def reset(self, slot: int, *, seed: int, early: bool) -> None:
-        self._held[slot] = []
-
-    def step(self, batch: Sequence[Work]) -> list[Samples]:
-        self.entered.set()
-        assert self.go_on.wait(10)
-        self.batches.append(len(batch))
-        assert len({work.slot for work in batch}) == len(batch)
-        return [self._advance(work) for work in batch]
-
-    def _advance(self, work: Work) -> Samples:
-        held = self._held[work.slot] + list(work.frames)
-        if any(frame[0] == self.fail_on for frame in work.frames):
-            raise RuntimeError("the device fell off the bus")
-        keep = 0 if work.last else 1
-        ready, self._held[work.slot] = held[: len(held) - keep], held[len(held) - keep :]
-        codes = np.array([frame[0] for frame in ready], np.float32)
-        return np.repeat(codes, SAMPLES_PER_FRAME)
-
-
-def frames(*codes: int) -> list[Frame]:
-    """Frames that are told apart by their first code."""
-    return [(code, 0, 0, 0, 0, 0, 0) for code in codes]
-
-
-def heard(samples: list[Samples]) -> list[int]:
-    """The first codes of the frames that the samples came from."""
-    whole = np.concatenate(samples) if samples else np.zeros(0, np.float32)
-    assert len(whole) % SAMPLES_PER_FRAME == 0
-    return [int(code) for code in whole[::SAMPLES_PER_FRAME]]
-
-
-def opened(loop: CodecLoop) -> CodecStream:
-    """A stream for which it does not matter how it begins."""
-    return loop.open(seed=0, early=False)
-
-
-async def start(slots: int = 4) -> tuple[CodecLoop, LookingDecoder]:
-    """A loop over a `LookingDecoder`."""
-    decoder = LookingDecoder(slots)
-    return await CodecLoop.start(lambda: decoder), decoder
+from tests.looking_decoder import ALL, LookingDecoder, frames, heard, opened, start
 
 
 async def test_every_frame_once() -> None:
@@ -300,6 +239,43 @@ async def test_cancelling_a_take() -> None:
     following.finish()
     assert heard([await following.take(ALL)]) == [2]
     following.close()
+    await loop.close()
+
+
+async def speak_and_go(loop: CodecLoop, sent: list[Frame]) -> None:
+    """One stream from its beginning to its end."""
+    stream = loop.open(seed=1, early=True)
+    stream.push(sent)
+    stream.finish()
+    length = 0
+    while len(samples := await stream.take(ALL)):
+        length += len(samples)
+    assert length == len(sent) * SAMPLES_PER_FRAME
+    stream.close()
+
+
+async def test_streams_leave_nothing_behind() -> None:
+    """After 10 000 streams memory is as it was after 500, and every slot can be used."""
+    loop = await CodecLoop.start(lambda: open_decoder(CodecConfig(name="simulated", slots=25)))
+    sent = frames(1, 2, 3)
+    tracemalloc.start()
+    try:
+        for number in range(420):
+            if number == 20:
+                gc.collect()
+                before, _ = tracemalloc.get_traced_memory()
+            await asyncio.gather(*(speak_and_go(loop, sent) for _ in range(25)))
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 50_000
+    assert loop.statistics().streams == 0
+    streams = [opened(loop) for _ in range(25)]
+    with pytest.raises(Overloaded):
+        opened(loop)
+    for stream in streams:
+        stream.close()
     await loop.close()
 
 

@@ -2,8 +2,8 @@
 
 Rule: two layers. A `Decoder` is blocking and owned by one thread; it holds the state of `slots`
 streams and advances some of them in one step. A `Codec` is what the event loop sees: streams that
-are fed and taken from. `loop.py` makes the second out of the first. A decoder is opened by name like
-an engine: `codec = "streaming"` is `orpheus_ws/codec/streaming.py:open_decoder`.
+are fed and taken from. `loop.py` makes the second out of the first. A decoder is opened by name
+like an engine: `codec = "streaming"` is `orpheus_ws/codec/streaming.py:open_decoder`.
 
 N frames give exactly N × 2048 samples, head and tail included, whatever the chunking.
 """
@@ -27,7 +27,11 @@ class Work(NamedTuple):
 
 
 class Decoder(Protocol):
-    """A blocking decoder of many streams. Only the thread that opened it may call it."""
+    """A blocking decoder of many streams.
+
+    `slots` and `first_frames` never change and may be asked on any thread; only the thread that
+    opened it may call the rest.
+    """
 
     @property
     def slots(self) -> int:
@@ -47,7 +51,11 @@ class Decoder(Protocol):
         ...
 
     def step(self, batch: Sequence[Work]) -> list[Samples]:
-        """Feed frames to each slot of the batch and return the samples that became final."""
+        """Feed frames to each slot of the batch and return the samples that became final.
+
+        A slot is in a batch once at most. When it raises, the streams of this batch are lost until
+        their slots are reset, and no other stream is touched.
+        """
         ...
 
 
@@ -67,7 +75,8 @@ class CodecStream(Protocol):
 
         The last portion of a segment may be smaller than asked for. A decoder that looks ahead
         gives fewer samples at first and the rest at the end. Not asking is how a slow listener
-        holds the codec back. Cancelling is safe: the stream can only be closed afterwards. Raises `Internal` when the decode failed.
+        holds the codec back. Cancelling is safe: the stream can only be closed afterwards. Raises
+        `Internal` when the decode failed.
         """
         ...
 

@@ -1,8 +1,8 @@
 """The first sound of a stream, before its samples are final.
 
-Rule: what is given early is the decode of the first frames as if nothing followed them, less its right
-edge, where what follows would be heard. The exact stream takes over with a cross-fade. So it depends
-on the codes and on the number of frames alone. `docs/codec.md` has how close it is.
+Rule: what is given early is the decode of the first frames as if nothing followed them, less its
+right edge, where what follows would be heard. The exact stream takes over with a cross-fade. So it
+depends on the codes and on the number of frames alone. `docs/codec.md` has how close it is.
 """
 
 from typing import Final

@@ -178,8 +178,8 @@ def _layer(module: nn.Module, rate: int, delay: int) -> _Layer:
     if isinstance(module, Snake1d | nn.Conv1d | nn.Tanh | nn.Identity):
         return _Layer(lambda x, _: module(x), rate, delay, 0)
     raise StartupError(
-        f"the codec has a layer ({type(module).__name__}) that cannot be run incrementally: use "
-        "codec.name=window"
+        f"the codec has a layer ({type(module).__name__}) that cannot be run incrementally: use the "
+        "weights of SNAC's 24 kHz model and snac 1.2"
     )
 
 

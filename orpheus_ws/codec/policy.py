@@ -24,7 +24,7 @@ class Ready(NamedTuple):
     unheard: bool
     """Nothing of it has been heard yet."""
     in_hand: float
-    """Seconds of audio that its listener still has."""
+    """Seconds of audio that its listener had then."""
 
 
 class Policy(Protocol):
@@ -40,7 +40,11 @@ class Policy(Protocol):
 
 
 class InFlight:
-    """At once; those first of whom nothing was heard, then those with the least in hand."""
+    """At once; those first of whom nothing was heard, then those with the least in hand.
+
+    What was in hand has been played since. So least in hand is who runs dry first, and nobody is
+    overtaken for ever.
+    """
 
     def __init__(self, max_batch: int) -> None:
         self._max_batch = max_batch
@@ -54,15 +58,15 @@ class InFlight:
         if len(ready) <= self._max_batch:
             return list(range(len(ready)))
 
-        def urgency(index: int) -> tuple[bool, float, float]:
+        def urgency(index: int) -> tuple[bool, float]:
             stream = ready[index]
-            return not stream.unheard, stream.in_hand, stream.since
+            return not stream.unheard, stream.since + stream.in_hand
 
         return sorted(range(len(ready)), key=urgency)[: self._max_batch]
 
 
 class Dynamic:
-    """When a batch is full or its first member has waited for `DYNAMIC_WAIT`; first come, first served."""
+    """When a batch is full or its first member has waited for `DYNAMIC_WAIT`; in order of arrival."""
 
     def __init__(self, max_batch: int) -> None:
         self._max_batch = max_batch

@@ -73,8 +73,9 @@ class _Slot:
 
     @property
     def begins_early(self) -> bool:
-        """Whether its early decode is due. A stream that has ended already needs none."""
-        return 0 < self.early_frames <= len(self.waiting) and self.length == ENDLESS
+        """Whether its early decode is due, even of a stream that has ended: when its end becomes
+        known must not be heard."""
+        return 0 < self.early_frames <= len(self.waiting)
 
     def begin_early(self, decoded: Samples) -> Samples:
         """Give what can be given of the early decode."""

@@ -8,7 +8,7 @@ import json
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import snac
@@ -20,6 +20,15 @@ from torch.nn.utils import parametrize
 
 from orpheus_ws.errors import StartupError
 from orpheus_ws.tokens import CODEBOOK_SIZE, SAMPLE_RATE
+
+_SHAPE: Final = {
+    "sampling_rate": SAMPLE_RATE,
+    "codebook_size": CODEBOOK_SIZE,
+    "vq_strides": [4, 2, 1],
+    "decoder_rates": [8, 8, 4, 2],
+    "attn_window_size": None,
+}
+"""What makes a frame of seven codes 2048 samples that depend on nothing far away."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +67,7 @@ def load_model(weights: str, *, noise: bool) -> nn.Module:
         config = json.loads((root / "config.json").read_text(encoding="utf-8"))
         model: nn.Module = snac.SNAC(**config)
         missing, unexpected = model.load_state_dict(_state(root), strict=False)
-        shape = (config["sampling_rate"], config["vq_strides"], config["codebook_size"])
+        shape = {key: config[key] for key in _SHAPE}
     except Exception as error:
         # What a broken file raises depends on where it is broken.
         raise StartupError(
@@ -67,8 +76,11 @@ def load_model(weights: str, *, noise: bool) -> nn.Module:
         ) from error
     if unexpected or any(not name.startswith("encoder.") for name in missing):
         raise StartupError(f"the checkpoint in {weights!r} does not fit its config.json")
-    if shape != (SAMPLE_RATE, [4, 2, 1], CODEBOOK_SIZE):
-        raise StartupError(f"the codec in {weights!r} is not SNAC's 24 kHz model with three levels")
+    if shape != _SHAPE:
+        raise StartupError(
+            f"the codec in {weights!r} is not SNAC's 24 kHz model with three levels: give the one "
+            "that Orpheus was trained with, snac_24khz"
+        )
     return prepare(model, noise=noise)
 
 

@@ -1,219 +1,189 @@
-"""The SNAC decoder: streams equal to the whole, N frames for N × 2048 samples."""
+"""The streaming decoder: every stream is its own whole decode, however it is cut and shared."""
 
-import json
-import random
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import snac
 import torch
-from safetensors.numpy import load_file
-from torch import nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from orpheus_ws.codec import Work, open_decoder
-from orpheus_ws.codec.streaming import (
-    RADIUS,
-    WindowDecoder,
-    decode_whole,
-    load_model,
-    prepare,
+from orpheus_ws.codec import Work
+from orpheus_ws.codec.network import DELAY, StreamingNetwork
+from orpheus_ws.codec.passes import Batch, EagerPasses
+from orpheus_ws.codec.streaming import FRAME_SIZES, StreamingDecoder
+from orpheus_ws.codec.weights import prepare
+from orpheus_ws.codec.window import WindowDecoder, decode_whole
+from orpheus_ws.pcm import Output, Samples
+from orpheus_ws.tokens import SAMPLE_RATE, SAMPLES_PER_FRAME
+from tests.voice.codec_models import (
+    CUTS,
+    PLANS,
+    RELEASED,
+    Plan,
+    assert_is,
+    assert_same,
+    golden_frames,
+    play,
+    play_one,
+    pocket_model,
+    random_frames,
+    random_model,
+    small_model,
+    streaming,
 )
-from orpheus_ws.config import CodecConfig
-from orpheus_ws.errors import StartupError
-from orpheus_ws.pcm import Samples
-from orpheus_ws.tokens import SAMPLES_PER_FRAME, Frame
 
-GOLDEN = load_file(Path(__file__).parents[1] / "data" / "pocket" / "golden.safetensors")
+DEPTHWISE = pytest.mark.parametrize("depthwise", [True, False])
 
 
-@pytest.fixture(scope="module")
-def pocket() -> nn.Module:
-    """The embedded voice's codec."""
-    return load_model("pocket")
-
-
-def random_frames(count: int, seed: int = 0) -> list[Frame]:
-    """Frames of any codes, code 0 and 4095 among them."""
-    chance = random.Random(seed)
-    frames = [tuple(chance.randrange(4096) for _ in range(7)) for _ in range(count)]
-    return [(0,) * 7, (4095,) * 7, *frames][:count]
-
-
-def golden_frames() -> list[Frame]:
-    """The golden utterance as frames."""
-    level_0, level_1, level_2 = (GOLDEN[f"codes_{level}"][0] for level in range(3))
-    return [
-        (
-            int(level_0[n]),
-            int(level_1[2 * n]),
-            int(level_2[4 * n]),
-            int(level_2[4 * n + 1]),
-            int(level_1[2 * n + 1]),
-            int(level_2[4 * n + 2]),
-            int(level_2[4 * n + 3]),
-        )
-        for n in range(len(level_0))
-    ]
-
-
-def test_golden_utterance(pocket: nn.Module) -> None:
-    """The embedded codec decodes the golden codes to the golden samples."""
-    decoded = decode_whole(pocket, golden_frames())
-    np.testing.assert_allclose(decoded, GOLDEN["decoded"][0][: len(decoded)], atol=1e-4)
+# Exactness ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", range(1, 41))
-def test_head_and_tail(pocket: nn.Module, count: int) -> None:
-    """head-and-tail: N frames in pieces give N × 2048 samples equal to the whole decode."""
+def test_head_and_tail(count: int) -> None:
+    """head-and-tail: N frames of the embedded voice in pieces are its whole decode."""
     frames = random_frames(count, seed=count)
-    chance = random.Random(count)
-    decoder = WindowDecoder(pocket, slots=1)
-    decoder.reset(0)
-    pieces: list[Samples] = []
-    position = 0
-    while position < count:
-        size = chance.randrange(1, 6)
-        piece = frames[position : position + size]
-        position += size
-        pieces += decoder.step([Work(0, piece, last=False)])
-    pieces += decoder.step([Work(0, [], last=True)])
-    streamed = np.concatenate(pieces)
+    sizes = [1 + count % 7, 1, 1 + count % 11]
+    streamed = play_one(streaming(pocket_model()), frames, sizes, ends_late=count % 2 == 0)
     assert len(streamed) == count * SAMPLES_PER_FRAME
-    np.testing.assert_allclose(streamed, decode_whole(pocket, frames), atol=1e-5)
+    assert_same(streamed, decode_whole(pocket_model(), frames))
 
 
-def test_streams_in_one_batch(pocket: nn.Module) -> None:
-    """Streams that join, leave and reuse slots in one batch each equal their own whole decode."""
-    chance = random.Random(5)
-    decoder = WindowDecoder(pocket, slots=3)
-    streams = [random_frames(chance.randrange(1, 15), seed) for seed in range(9)]
-    pieces: list[list[Samples]] = [[] for _ in streams]
-    position = [0] * len(streams)
-    waiting = list(range(len(streams)))
-    running: dict[int, int] = {}  # slot → stream
-    while waiting or running:
-        for slot in set(range(decoder.slots)) - set(running):
-            if waiting and chance.random() < 0.7:
-                running[slot] = waiting.pop()
-                decoder.reset(slot)
-        batch = []
-        for slot, stream in running.items():
-            begin, end = position[stream], position[stream] + chance.randrange(1, 5)
-            position[stream] = end
-            batch.append(Work(slot, streams[stream][begin:end], last=end >= len(streams[stream])))
-        for work, samples in zip(batch, decoder.step(batch), strict=True):
-            pieces[running[work.slot]].append(samples)
-            if work.last:
-                del running[work.slot]
-    for frames, streamed in zip(streams, pieces, strict=True):
-        np.testing.assert_allclose(
-            np.concatenate(streamed), decode_whole(pocket, frames), atol=1e-5
-        )
+@DEPTHWISE
+def test_any_length_of_any_model(depthwise: bool) -> None:
+    """N frames are N × 2048 samples and the whole decode, for either kind of convolution."""
+    model = small_model(depthwise=depthwise)
+    plans = [Plan(n, [1 + n % 5, 1 + n % 9], n % 2 == 0, seed=n) for n in range(61)]
+    for plan, samples in zip(plans, play(streaming(model, 16), plans), strict=True):
+        assert_is(plan, samples, model)
 
 
-def test_radius(pocket: nn.Module) -> None:
-    """Changing one frame changes nothing further away than the radius, and something within it."""
-    frames = random_frames(12)
-    changed = [*frames[:6], (7, 7, 7, 7, 7, 7, 7), *frames[7:]]
-    differs = np.flatnonzero(
-        np.abs(decode_whole(pocket, frames) - decode_whole(pocket, changed)) > 0
-    )
-    first, last = 6 * SAMPLES_PER_FRAME, 7 * SAMPLES_PER_FRAME - 1
-    assert first - RADIUS <= differs[0] < first
-    assert last < differs[-1] <= last + RADIUS
+@DEPTHWISE
+@given(plans=st.lists(PLANS, min_size=1, max_size=8), slots=st.integers(1, 5))
+@settings(max_examples=25, deadline=None)
+def test_any_streams_together(depthwise: bool, plans: list[Plan], slots: int) -> None:
+    """Streams that join, leave, are cancelled and reuse slots at any time each equal their own
+    whole decode, whatever the others bring to the same steps."""
+    model = small_model(depthwise=depthwise)
+    for plan, samples in zip(plans, play(streaming(model, slots), plans), strict=True):
+        assert_is(plan, samples, model)
 
 
-def full_size(tmp_path: Path) -> Path:
-    """A checkpoint of the released codec's shape with random weights, as it is published."""
-    config = {
-        "sampling_rate": 24_000,
-        "encoder_dim": 48,
-        "encoder_rates": [2, 4, 8, 8],
-        "decoder_dim": 1024,
-        "decoder_rates": [8, 8, 4, 2],
-        "attn_window_size": None,
-        "codebook_size": 4096,
-        "codebook_dim": 8,
-        "vq_strides": [4, 2, 1],
-        "noise": True,
-        "depthwise": True,
-    }
-    torch.manual_seed(0)
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    torch.save(snac.SNAC(**config).state_dict(), tmp_path / "pytorch_model.bin")
-    return tmp_path
+def test_streams_of_the_embedded_voice_together() -> None:
+    """The embedded voice, too, says what it says alone: 12 streams in 5 slots, two cancelled."""
+    plans = [
+        Plan(3 * n, [1 + n % 4, n % 3], n % 2 == 0, 2 if n in (4, 9) else None, n % 3, seed=n)
+        for n in range(1, 13)
+    ]
+    for plan, samples in zip(plans, play(streaming(pocket_model(), 5), plans), strict=True):
+        assert_is(plan, samples, pocket_model())
 
 
-def test_full_size_checkpoint(tmp_path: Path) -> None:
-    """A checkpoint as published loads, without noise, and streams equal its whole decode."""
-    model = load_model(str(full_size(tmp_path)))
-    frames = random_frames(6)
-    whole = decode_whole(model, frames)
-    np.testing.assert_array_equal(whole, decode_whole(model, frames))
-    decoder = WindowDecoder(model, slots=1)
-    decoder.reset(0)
-    pieces = [*decoder.step([Work(0, frames[:4], last=False)])]
-    pieces += decoder.step([Work(0, frames[4:], last=True)])
-    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-5)
+def test_the_released_size() -> None:
+    """At the size of the released model, too, streams together equal their whole decodes."""
+    model = prepare(random_model(RELEASED), noise=False)
+    plans = [Plan(7, [2, 1], seed=1), Plan(5, [4], seed=2, pause=1)]
+    for plan, samples in zip(plans, play(streaming(model, 2), plans), strict=True):
+        assert_is(plan, samples, model)
 
 
-def test_folding_changes_nothing() -> None:
-    """Folding weight norm leaves what the model computes as it was."""
-    torch.manual_seed(1)
-    model = snac.SNAC(
-        sampling_rate=24_000,
-        encoder_dim=4,
-        encoder_rates=[2, 4, 8, 8],
-        decoder_dim=32,
-        decoder_rates=[8, 8, 4, 2],
-        attn_window_size=None,
-        codebook_dim=4,
-        vq_strides=[4, 2, 1],
-        noise=False,
-    ).eval()
-    codes = [torch.randint(4096, (1, 2 * scale)) for scale in (1, 2, 4)]
-    with torch.inference_mode():
-        before = model.decode(codes)
-        after = prepare(model).decode(codes)  # type: ignore[operator]  # snac has no types
-    torch.testing.assert_close(before, after)
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=8), windowed=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_nothing_is_kept_back(sizes: list[int], windowed: bool) -> None:
+    """After every step all samples have left that are final, by either way of decoding."""
+    model = small_model()
+    decoder = WindowDecoder(model, slots=1) if windowed else streaming(model)
+    assert decoder.first_frames(early=False) == 3
+    frames = random_frames(sum(sizes))
+    decoder.reset(0, seed=0, early=False)
+    arrived, pieces = 0, []
+    for size in sizes:
+        pieces += decoder.step([Work(0, frames[arrived : arrived + size], last=False)])
+        arrived += size
+        assert sum(map(len, pieces)) == max(0, arrived * SAMPLES_PER_FRAME - DELAY)
+    samples = np.concatenate(pieces)
+    assert_same(samples, decode_whole(model, frames)[: len(samples)])
 
 
-@pytest.mark.parametrize("content", [None, "{}", "not json", '{"sampling_rate": 24000}'])
-def test_a_checkpoint_that_is_none(tmp_path: Path, content: str | None) -> None:
-    """A folder without a checkpoint, or with a broken one, is a start-up error that says so."""
-    if content is not None:
-        (tmp_path / "config.json").write_text(content, encoding="utf-8")
-    with pytest.raises(StartupError, match=r"config\.json"):
-        open_decoder(CodecConfig(weights=str(tmp_path)))
+def pcm(pieces: Sequence[Samples]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """What a listener gets of pieces of sound, as numbers of 16 bits."""
+    output = Output("pcm_s16le", SAMPLE_RATE)
+    encoded = b"".join(output.feed(piece).pcm for piece in pieces)
+    return np.frombuffer(encoded, "<i2").astype(np.int32)
 
 
-def test_a_checkpoint_of_another_codec(tmp_path: Path) -> None:
-    """A SNAC model with other levels is refused by name."""
-    folder = full_size(tmp_path)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["vq_strides"] = [8, 4, 2, 1]
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(StartupError):
-        load_model(str(folder))
+@given(sizes=CUTS, others=CUTS)
+@settings(max_examples=15, deadline=None)
+def test_pcm_does_not_depend_on_the_cuts(sizes: list[int], others: list[int]) -> None:
+    """As 16 bits on the wire, one sound cut in two ways differs by one step at most."""
+    frames = golden_frames()[:20]
+    decoder = streaming(pocket_model())
+    cut, otherwise = (pcm([play_one(decoder, frames, each)]) for each in (sizes, others))
+    assert np.abs(cut).max() > 3000
+    assert np.abs(cut - otherwise).max() <= 1
 
 
-@pytest.mark.parametrize(
-    ("options", "advice"),
-    [({"threads": 0}, "threads"), ({"device": "cuda:99"}, "codec.options.device")],
-)
-def test_options_that_cannot_be(options: dict[str, object], advice: str) -> None:
-    """A device or a number of threads that does not exist is a start-up error that names the key."""
-    with pytest.raises(StartupError, match=advice):
-        open_decoder(CodecConfig(options=options))
+# Work -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"\xff" * 100])
-def test_a_corrupt_checkpoint(tmp_path: Path, name: str, content: bytes) -> None:
-    """A broken file of weights is a start-up error like a missing one."""
-    folder = full_size(tmp_path)
-    (folder / "pytorch_model.bin").unlink()
-    (folder / name).write_bytes(content)
-    with pytest.raises(StartupError, match="cannot load the codec"):
-        load_model(str(folder))
+class CountingPasses(EagerPasses):
+    """Remembers the shape of every pass: streams and frames."""
+
+    def __init__(self, network: StreamingNetwork, slots: int) -> None:
+        super().__init__(network, slots)
+        self.shapes: list[tuple[int, int]] = []
+
+    def run(self, batch: Batch) -> Samples:
+        """Note the shape, and run."""
+        self.shapes.append(batch.codes.shape[:2])
+        return super().run(batch)
+
+
+def test_nothing_is_computed_twice() -> None:
+    """All streams of a step share a pass, every frame is fed once, and a flush takes 3 frames."""
+    passes = CountingPasses(StreamingNetwork(small_model()), 4)
+    decoder = StreamingDecoder(passes, 4, early_frames=0)
+    play(decoder, [Plan(24, [8], ends_late=True, seed=seed) for seed in range(4)])
+    assert passes.shapes == [(4, 8)] * 3 + [(4, 4)]
+
+
+@given(plans=st.lists(PLANS, min_size=1, max_size=6), slots=st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_shapes_are_few(plans: list[Plan], slots: int) -> None:
+    """Whatever comes, passes have one of four numbers of frames, and no stream has a pass more
+    than its frames need."""
+    passes = CountingPasses(StreamingNetwork(small_model()), slots)
+    play(StreamingDecoder(passes, slots, early_frames=0), plans)
+    assert {frames for _, frames in passes.shapes} <= set(FRAME_SIZES)
+    rows = sum(streams * frames for streams, frames in passes.shapes)
+    # To the end a stream is fed what is left of it and three frames more, rounded up to a size.
+    assert rows <= sum(plan.length + 3 + max(FRAME_SIZES) for plan in plans)
+
+
+class EdgedPasses(EagerPasses):
+    """Holds every pass without edges to the same pass with them."""
+
+    def __init__(self, network: StreamingNetwork, slots: int) -> None:
+        super().__init__(network, slots)
+        self._edged = EagerPasses(network, slots)
+        self.inner = 0
+
+    def run(self, batch: Batch) -> Samples:
+        """Run twice, and compare samples and states."""
+        samples = super().run(batch)
+        edged = self._edged.run(batch._replace(edges=True))
+        if not batch.edges:
+            self.inner += 1
+            np.testing.assert_array_equal(samples, edged)
+            targets = torch.from_numpy(batch.targets)
+            assert torch.equal(self._states[targets], self._edged._states[targets])
+        return samples
+
+
+@given(plans=st.lists(PLANS, max_size=5), slots=st.integers(1, 3))
+@settings(max_examples=15, deadline=None)
+def test_edges_are_looked_at_where_they_are(plans: list[Plan], slots: int) -> None:
+    """A pass that is told of no edge gives, to the bit, what it gives with all positions checked."""
+    passes = EdgedPasses(StreamingNetwork(small_model(noisy=True)), slots)
+    play(StreamingDecoder(passes, slots, early_frames=2), [Plan(20, [1, 2, 3]), *plans], early=True)
+    assert passes.inner > 0
