@@ -189,14 +189,16 @@ def _keys(section: str, schema: type[msgspec.Struct]) -> str:
 
 
 def meanings(schema: type) -> dict[str, str]:
-    """The text below each field of a class, in one line."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(schema))).body
-    assert isinstance(definition, ast.ClassDef)
+    """The text below each field of a class and of ours that it extends, in one line."""
     found = {}
-    for field, below in itertools.pairwise(definition.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-            text = ast.literal_eval(below.value)
-            found[ast.unparse(field.target)] = " ".join(text.split())
+    for each in reversed(schema.__mro__):
+        if each is schema or each.__module__.startswith("orpheus_ws."):
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+            assert isinstance(definition, ast.ClassDef)
+            for field, below in itertools.pairwise(definition.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    text = ast.literal_eval(below.value)
+                    found[ast.unparse(field.target)] = " ".join(text.split())
     return found
 
 

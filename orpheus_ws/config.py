@@ -50,7 +50,8 @@ class CodecConfig(_Section, frozen=True, kw_only=True):
     """Which decoder turns frames into sound."""
 
     name: str = "streaming"
-    """`streaming`, `simulated`, or the dotted name of a module of your own."""
+    """`streaming`, `window` (slower, to compare with), `simulated`, or the dotted name of a module
+    of your own."""
     weights: str = "pocket"
     """`pocket`, the embedded voice, or a directory with a SNAC checkpoint."""
     slots: Positive | None = None

@@ -42,8 +42,8 @@ class Policy(Protocol):
 class InFlight:
     """At once; those first of whom nothing was heard, then those with the least in hand.
 
-    What was in hand has been played since. So least in hand is who runs dry first, and nobody is
-    overtaken for ever.
+    What was in hand is being played meanwhile, so who has least is who runs dry first, and those
+    who come later cannot overtake for ever.
     """
 
     def __init__(self, max_batch: int) -> None:

@@ -41,10 +41,10 @@ def expected(plan: Plan, early_frames: int) -> Samples:
     if plan.length < early_frames:
         return exact
     first = decode_whole(model, plan.frames[:early_frames])
-    given = early_samples(early_frames)
+    begin = early_samples(early_frames)
     exact_share = np.zeros(len(first), np.float32)
-    exact_share[given:] = 1.0
-    exact_share[given : given + FADE] = np.sin((np.arange(FADE) + 0.5) * np.pi / 2 / FADE) ** 2
+    exact_share[begin:] = 1.0
+    exact_share[begin : begin + FADE] = np.sin((np.arange(FADE) + 0.5) * np.pi / 2 / FADE) ** 2
     mixed = exact_share * exact[: len(first)] + (1 - exact_share) * first
     return np.concatenate((mixed, exact[len(first) :]))
 
@@ -80,17 +80,16 @@ def test_when_the_end_is_known_cannot_be_heard(
     assert_same(at_once, slowly)
 
 
-@EARLY
-def test_it_comes_with_its_last_frame(early_frames: int) -> None:
+@pytest.mark.parametrize(("early_frames", "count"), [(1, 1024), (2, 2048), (3, 4096)])
+def test_it_comes_with_its_last_frame(early_frames: int, count: int) -> None:
     """As soon as its frames are there, what is early is given, and the rest when it is final."""
     decoder, frames = streaming(small_model(), early_frames=early_frames), random_frames(9)
     assert decoder.first_frames(early=True) == early_frames
     decoder.reset(0, seed=0, early=True)
     lengths = [len(decoder.step([Work(0, [frame], last=False)])[0]) for frame in frames]
-    given = early_samples(early_frames)
-    assert lengths[:early_frames] == [0] * (early_frames - 1) + [given]
+    assert lengths[:early_frames] == [0] * (early_frames - 1) + [count]
     arrived = np.arange(early_frames, len(frames) + 1) * SAMPLES_PER_FRAME
-    total = np.maximum(given, arrived - 4757)
+    total = np.maximum(count, arrived - 4757)
     assert lengths[early_frames:] == [int(b - a) for a, b in pairwise(total)]
 
 
