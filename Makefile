@@ -17,7 +17,7 @@ VOICE_TESTS := tests/voice
 PYTEST := -m pytest
 SLOW := -m slow --timeout 1200
 
-.PHONY: demo test test-slow test-numpy1 lint format docs clean
+.PHONY: demo test test-slow test-numpy1 gpu-check lint format docs clean
 
 demo: $(VENV)/.voice
 	@$(BIN)/python -m orpheus_ws say --local --output hello.wav -- "$$TEXT"
@@ -31,6 +31,11 @@ test-slow: $(VENV)/.dev
 # TensorRT-LLM's image has numpy 1 and a torch of its own, so the base must not need either.
 test-numpy1: $(VENV_NUMPY1)/.check
 	$(VENV_NUMPY1)/bin/python $(PYTEST) -m "not slow" --ignore $(VOICE_TESTS)
+
+# Whether the codec is exact on this machine's GPU, and how fast; docs/codec.md says what is in the file.
+# Without a GPU it runs on the CPU and says so.
+gpu-check: $(VENV)/.voice
+	$(BIN)/python -m orpheus_ws bench gpu-check --out gpu-check.json
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -48,7 +53,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m docs.generate
 
 clean:
-	rm -rf $(VENV) $(VENV_NUMPY1) hello.wav .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_NUMPY1) hello.wav gpu-check.json .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.voice: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing the server with the embedded voice into $(VENV) …"

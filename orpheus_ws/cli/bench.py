@@ -1,14 +1,42 @@
 """`orpheus-ws bench …`: what parts of the program cost on this machine."""
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 import msgspec
 
-from orpheus_ws.errors import StartupError
+from orpheus_ws.errors import BenchFailed, StartupError
+
+if TYPE_CHECKING:
+    from orpheus_ws.bench import codec as codec_bench
+    from orpheus_ws.bench.codec_queue import Result as QueueResult
+    from orpheus_ws.bench.gpu_check import Report
 
 
 @click.group()
 def bench() -> None:
     """Measure parts of the program on this machine, each against a baseline in the same run."""
+
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+
+
+@contextlib.contextmanager
+def _needing(extra: str) -> Iterator[None]:
+    """What is imported here may not be installed; say how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f"this benchmark needs the package {error.name!r}: pip install 'orpheus-ws[{extra}]'"
+        ) from error
+
+
+def _progress(part: str) -> None:
+    click.echo(f"{part} …", err=True)
 
 
 @bench.command()
@@ -27,20 +55,16 @@ def bench() -> None:
     type=click.IntRange(0, 10_000),
     help="Also measure frames sent in groups once a context has so much lead.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@as_json_option
 def gateway(streams: int, seconds: float, lead_ms: int, *, as_json: bool) -> None:
     """What the gateway costs for each frame of audio, beside bare WebSocket sends.
 
     Engine and codec are simulated; sockets, clients, threads and CPU time are real.
     """
-    try:
+    with _needing("bench"):
         from orpheus_ws.bench.gateway import measure
-    except ModuleNotFoundError as error:
-        raise StartupError(
-            f"the benchmarks need the package {error.name!r}: pip install 'orpheus-ws[bench]'"
-        ) from error
 
-    result = measure(streams, seconds, lead_ms, lambda part: click.echo(f"{part} …", err=True))
+    result = measure(streams, seconds, lead_ms, _progress)
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
         return
@@ -61,3 +85,137 @@ def gateway(streams: int, seconds: float, lead_ms: int, *, as_json: bool) -> Non
                 f"from the engine to the transport: p50 {part.gateway_ms_p50:g} ms, "
                 f"p99 {part.gateway_ms_p99:g} ms"
             )
+
+
+@bench.command()
+@click.option(
+    "--streams",
+    multiple=True,
+    default=(1, 8, 32),
+    show_default=True,
+    type=click.IntRange(1, 1024),
+    help="Streams in a step; may be given several times.",
+)
+@click.option(
+    "--seconds",
+    default=8.0,
+    show_default=True,
+    type=click.FloatRange(0, 3600),
+    help="For each model and number of streams; three steps of each decoder are always made.",
+)
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 1024))
+@as_json_option
+def codec(streams: tuple[int, ...], seconds: float, threads: int, *, as_json: bool) -> None:
+    """What decoding costs on this CPU: the sliding window, the exact window, and streaming."""
+    with _needing("codec"):
+        from orpheus_ws.bench.codec import measure
+
+    result = measure(streams, seconds, threads, _progress)
+    click.echo(msgspec.json.encode(result).decode() if as_json else _codec_table(result))
+
+
+def _codec_table(result: "codec_bench.Result") -> str:
+    machine = f"torch {result.torch}, load average before: {result.load_average:g}"
+    lines = [f"threads: {result.threads}, {machine}"]
+    of = ("", 0)
+    for figure in result.figures:
+        if of != (figure.weights, figure.streams):
+            of = (figure.weights, figure.streams)
+            head = f"{figure.weights}, {figure.streams} streams"
+            lines += ["", f"{head:42} ms/step   audio s/core s   × sliding window"]
+        name = f"{figure.decoder}, {figure.frames} frames a step"
+        lines.append(
+            f"{name:38} {figure.ms_per_step:11.2f} {figure.audio_seconds_per_core_second:16.2f} "
+            f"{figure.times_sliding_window:18.2f}"
+        )
+    return "\n".join(lines)
+
+
+@bench.command()
+@click.option("--step-ms", default=2.0, show_default=True, type=click.FloatRange(0.001, 1000))
+@click.option("--stream-ms", default=0.02, show_default=True, type=click.FloatRange(0, 1000))
+@click.option("--arrivals", default=200_000, show_default=True, type=click.IntRange(1, 10_000_000))
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Also draw them, as an SVG."
+)
+@as_json_option
+def codec_queue(
+    step_ms: float, stream_ms: float, arrivals: int, seed: int, plot: Path | None, *, as_json: bool
+) -> None:
+    """Simulate the codec's queue: batching in flight and in dynamic batches.
+
+    A simulation in virtual time: a step is said to take --step-ms and --stream-ms for each stream,
+    as a GPU might. Only the policies are real.
+    """
+    from orpheus_ws.bench.codec_queue import Cost, measure
+    from orpheus_ws.bench.queue_plot import draw
+
+    result = measure(arrivals, seed, Cost(step_ms / 1000, stream_ms / 1000))
+    click.echo(msgspec.json.encode(result).decode() if as_json else _queue_table(result))
+    if plot is not None:
+        _write(plot, draw(result).encode())
+
+
+def _queue_table(result: "QueueResult") -> str:
+    cost = f"a step takes {result.step_ms:g} ms + {result.stream_ms:g} ms a stream"
+    lines = [
+        f"simulated: {result.simulated}; {cost}",
+        "load   policy      added latency p50     p99   streams/step   device busy",
+    ]
+    lines += [
+        f"{point.load:4.0%}   {point.policy:10} {point.added_ms_p50:15.2f} ms "
+        f"{point.added_ms_p99:5.2f} ms {point.streams_per_step:11.1f} {point.busy:13.0%}"
+        for point in result.points
+    ]
+    return "\n".join(lines)
+
+
+@bench.command()
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="JSON file to write.")
+def gpu_check(out: Path | None) -> None:
+    """Check the codec on a CUDA device and time it there; without one, on the CPU, and slowly.
+
+    The exit code is 1 if what is heard is not exact.
+    """
+    with _needing("codec"):
+        from orpheus_ws.bench.gpu_check import measure
+
+    report = measure(_progress)
+    if out is not None:
+        _write(out, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    click.echo(_report_table(report))
+    if not report.passed:
+        raise BenchFailed(f"the codec is not exact on {report.device}: see the checks above")
+
+
+def _report_table(report: "Report") -> str:
+    lines = [f"device: {report.device} ({report.device_name}), torch {report.torch}"]
+    if report.device == "cpu":
+        lines.append("There is no CUDA device: none of these figures is a GPU's.")
+    for check in report.checks:
+        verdict = "ok" if check.passed else "FAILED"
+        lines.append(f"{verdict:7} {check.claim} (largest error: {check.largest_error})")
+    for build in report.builds:
+        lines.append(f"{build.dtype}: prepared in {build.prepare_seconds:g} s")
+        lines += [
+            f"  {bucket.streams:4} streams × {bucket.frames} frames: {bucket.ms_p50:9.3f} ms, p99 "
+            f"{bucket.ms_p99:9.3f} ms, {bucket.audio_seconds_per_second:9.2f} audio s/s"
+            for bucket in build.buckets
+        ]
+    lines += [
+        f"{entry.dtype}, {entry.weights}: {entry.signal_to_error_db} dB above its error"
+        for entry in report.precision
+    ]
+    lines += [
+        f"early after {early.early_frames} frames: {early.samples} samples in {early.ms:.3f} ms"
+        for early in report.early
+    ]
+    return "\n".join(lines)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise BenchFailed(f"cannot write {str(path)!r} ({type(error).__name__})") from error

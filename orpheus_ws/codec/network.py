@@ -134,7 +134,8 @@ class StreamingNetwork(nn.Module):
         batch = len(codes)
         total: torch.Tensor | None = None
         for level, slots in enumerate(LEVEL_SLOTS):
-            index = codes[:, :, list(slots)].reshape(batch, -1)
+            # Not indexed with a list: that is copied from the host, which no CUDA graph can repeat.
+            index = torch.stack([codes[:, :, slot] for slot in slots], dim=2).view(batch, -1)
             vectors = functional.embedding(index, getattr(self, f"level_{level}"))
             vectors = vectors.repeat_interleave(LATENTS_PER_FRAME // len(slots), dim=1)
             total = vectors if total is None else total + vectors

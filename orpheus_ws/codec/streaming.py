@@ -14,10 +14,12 @@ import torch
 
 from orpheus_ws.codec import Decoder, Work, noise
 from orpheus_ws.codec.early import Handover, needed_samples
+from orpheus_ws.codec.graphs import GraphPasses
 from orpheus_ws.codec.network import DELAY, ENDLESS, StreamingNetwork
 from orpheus_ws.codec.passes import Batch, EagerPasses, Passes
 from orpheus_ws.codec.weights import Device, load_model, place
 from orpheus_ws.config import CodecConfig, read_options
+from orpheus_ws.errors import StartupError
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import CODES_PER_FRAME, SAMPLES_PER_FRAME, Frame
 
@@ -48,7 +50,19 @@ def open_decoder(config: CodecConfig) -> Decoder:
     network = StreamingNetwork(load_model(config.weights, noise=options.noise))
     network = place(network.to(getattr(torch, options.dtype)), options)
     slots = config.slots or 8
-    return StreamingDecoder(EagerPasses(network, slots), slots, early_frames=options.early_frames)
+    return StreamingDecoder(_passes(network, slots), slots, early_frames=options.early_frames)
+
+
+def _passes(network: StreamingNetwork, slots: int) -> Passes:
+    if network.deviates.device.type != "cuda":
+        return EagerPasses(network, slots)
+    try:
+        return GraphPasses(network, slots, FRAME_SIZES)
+    except Exception as error:
+        raise StartupError(
+            f"the codec cannot prepare {slots} slots on the GPU ({type(error).__name__}): set "
+            "codec.slots lower, or leave the codec more of the GPU's memory"
+        ) from error
 
 
 class _Slot:

@@ -14,15 +14,15 @@ FRAMES_PER_SECOND = 24_000 / 2048
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `orpheus-ws bench gateway`."""
-    command = [sys.executable, "-m", "orpheus_ws", "bench", "gateway", *arguments]
+    """Run `orpheus-ws bench …`."""
+    command = [sys.executable, "-m", "orpheus_ws", "bench", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_gateway() -> None:
     """Each part hears what the engine's pace lets it hear, and costs CPU time; groups are larger."""
     size = ("--streams", str(STREAMS), "--seconds", str(SECONDS), "--lead-ms", "400")
-    done = bench(*size, "--json")
+    done = bench("gateway", *size, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["streams"], result["lead_ms"]) == (STREAMS, 400)
@@ -43,9 +43,46 @@ def test_gateway() -> None:
     assert parts["grouped"]["frames_per_message"] > 1.3
 
 
-@pytest.mark.parametrize("wrong", [("--streams", "0"), ("--seconds", "x"), ("--lead-ms", "-1")])
-def test_wrong_sizes_are_refused(wrong: tuple[str, str]) -> None:
+def test_codec() -> None:
+    """Each decoder comes to a figure with each model, and the streaming form is the fastest."""
+    done = bench("codec", "--streams", "1", "--streams", "9", "--seconds", "0", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["threads"], result["seconds"]) == (1, 0)
+    figures = {
+        (f["weights"], f["streams"], f["decoder"], f["frames"]): f for f in result["figures"]
+    }
+    decoders = [("sliding window", 1), ("exact window", 1), ("streaming", 1)]
+    assert list(figures) == [
+        (weights, streams, *decoder)
+        for weights in ("released shape, random", "pocket")
+        for streams in (1, 9)
+        for decoder in [*decoders, *([("streaming", 4)] if streams == 1 else [])]
+    ]
+    for (_, streams, decoder, frames), figure in figures.items():
+        assert figure["rounds"] == 3
+        # One thread does not work for longer than it takes, but for what a clock is wrong by.
+        audio = streams * frames * 2048 / 24_000
+        assert figure["audio_seconds_per_core_second"] > 0.8 * audio / figure["ms_per_step"] * 1000
+        assert (figure["times_sliding_window"] == 1) == (decoder == "sliding window")
+    for weights in ("released shape, random", "pocket"):
+        assert figures[weights, 9, "streaming", 1]["times_sliding_window"] > 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("gateway", "--streams", "0"),
+        ("gateway", "--seconds", "x"),
+        ("gateway", "--lead-ms", "-1"),
+        ("codec", "--streams", "0"),
+        ("codec", "--threads", "0"),
+        ("codec-queue", "--step-ms", "0"),
+        ("codec-queue", "--arrivals", "0"),
+    ],
+)
+def test_wrong_sizes_are_refused(wrong: tuple[str, str, str]) -> None:
     """A size that cannot be is a usage error that names the option."""
     refused = bench(*wrong)
     assert refused.returncode == 2
-    assert wrong[0] in refused.stderr
+    assert wrong[1] in refused.stderr
