@@ -24,6 +24,8 @@ class LookingDecoder:
     A frame's samples are all equal to its first code, so that order and loss are plain to see.
     """
 
+    max_frames = 32
+
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.batches: list[int] = []

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from orpheus_ws.audio import MOST_FRAMES, Portion
 from orpheus_ws.codec.policy import (
     DYNAMIC_WAIT,
-    FRAMES_PER_STEP,
     Dynamic,
     InFlight,
     Policy,
     Ready,
-    frames_allowed,
     ramp,
 )
 from orpheus_ws.errors import Internal
@@ -24,9 +22,13 @@ from tests.looking_decoder import ALL, frames, heard, opened, start
 
 TIMES = st.floats(0, 1000).map(lambda time: round(time, 3))
 READY = st.lists(
-    st.builds(Ready, since=TIMES, unheard=st.booleans(), in_hand=TIMES), min_size=1, max_size=40
+    st.builds(Ready, since=TIMES, unheard=st.booleans(), in_hand=TIMES, frames=st.integers(1, 8)),
+    min_size=1,
+    max_size=40,
 )
 MOST = st.integers(1, 8)
+ROOMY = 10_000
+"""Frames in a step: more than anybody brings."""
 POLICIES = pytest.mark.parametrize("kind", [InFlight, Dynamic])
 
 
@@ -41,7 +43,7 @@ def test_a_batch_is_full_and_no_fuller(
     kind: type[InFlight | Dynamic], ready: list[Ready], most: int
 ) -> None:
     """As many take part as fit, each once."""
-    chosen = kind(most).choose(ready)
+    chosen = kind(most).choose(ready, ROOMY)
     assert len(chosen) == len(set(chosen)) == min(most, len(ready))
     assert set(chosen) <= set(range(len(ready)))
 
@@ -52,7 +54,7 @@ def test_everybody_is_served(kind: type[InFlight | Dynamic], ready: list[Ready],
     """Step by step all take part, in no more steps than it needs."""
     policy: Policy = kind(most)
     for _ in range(-(-len(ready) // most)):
-        ready = left_over(ready, policy.choose(ready))
+        ready = left_over(ready, policy.choose(ready, ROOMY))
     assert not ready
 
 
@@ -60,7 +62,7 @@ def test_everybody_is_served(kind: type[InFlight | Dynamic], ready: list[Ready],
 def test_in_flight_serves_the_urgent(ready: list[Ready], most: int) -> None:
     """Nobody who was heard goes before somebody who was not, nor anybody before somebody else of
     his kind whose listener runs dry earlier."""
-    chosen = InFlight(most).choose(ready)
+    chosen = InFlight(most).choose(ready, ROOMY)
     for out in left_over(ready, chosen):
         for index in chosen:
             taken = ready[index]
@@ -73,9 +75,9 @@ def test_in_flight_serves_the_urgent(ready: list[Ready], most: int) -> None:
 def test_in_flight_overtakes_nobody_for_ever(ready: list[Ready], most: int, waiting: int) -> None:
     """What a listener had in hand is played while the stream waits: one with much in hand is not
     put off any more by those that became ready after it ran dry."""
-    first = Ready(0.0, unheard=False, in_hand=5.0)
-    later = [Ready(5.001 + stream.since, False, stream.in_hand) for stream in ready]
-    assert 0 in InFlight(most).choose([first, *later * waiting])
+    first = Ready(0.0, unheard=False, in_hand=5.0, frames=1)
+    later = [Ready(5.001 + stream.since, False, stream.in_hand, 1) for stream in ready]
+    assert 0 in InFlight(most).choose([first, *later * waiting], ROOMY)
 
 
 @given(ready=READY, most=MOST)
@@ -96,18 +98,19 @@ def test_dynamic_waits_for_its_window(ready: list[Ready], most: int) -> None:
 @given(ready=READY, most=MOST)
 def test_dynamic_is_first_come_first_served(ready: list[Ready], most: int) -> None:
     """Nobody goes before somebody who came earlier."""
-    chosen = Dynamic(most).choose(ready)
+    chosen = Dynamic(most).choose(ready, ROOMY)
     for out in left_over(ready, chosen):
         assert all(ready[index].since <= out.since for index in chosen)
 
 
-@given(streams=st.integers(0, 10_000))
-def test_frames_are_shared(streams: int) -> None:
-    """Everybody may have a frame; more only while all of them together stay within the step's."""
-    allowed = frames_allowed(streams)
-    assert allowed >= 1
-    assert allowed == 1 or allowed * streams <= FRAMES_PER_STEP
-    assert frames_allowed(streams + 1) <= allowed
+@given(ready=READY, most=MOST, max_frames=st.integers(1, 64))
+def test_in_flight_keeps_steps_short(ready: list[Ready], most: int, max_frames: int) -> None:
+    """A step takes no more frames than saves work, though always somebody, and the most urgent."""
+    chosen = InFlight(most).choose(ready, max_frames)
+    assert chosen == InFlight(most).choose(ready, ROOMY)[: len(chosen)]
+    assert len(chosen) == 1 or sum(ready[index].frames for index in chosen) <= max_frames
+    more = InFlight(most).choose(ready, ROOMY)[: len(chosen) + 1]
+    assert more == chosen or sum(ready[index].frames for index in more) > max_frames
 
 
 # In the loop ----------------------------------------------------------------------------------------
@@ -197,16 +200,16 @@ async def test_a_dynamic_batch_does_not_wait_for_ever() -> None:
 @given(
     at_least=st.integers(1, 8),
     more=st.integers(0, 7),
-    streams=st.integers(0, 300),
+    share=st.integers(1, 300),
     first=st.one_of(st.none(), st.integers(1, 3)),
 )
-def test_the_ramp_of_a_stream(at_least: int, more: int, streams: int, first: int | None) -> None:
-    """The first step takes only what can be heard; later ones what is asked for, within the step."""
+def test_the_ramp_of_a_stream(at_least: int, more: int, share: int, first: int | None) -> None:
+    """The first step takes only what can be heard; later ones what is asked for, within the share."""
     asked = Portion(at_least, min(8, at_least + more))
-    wait, take, _ = ramp(asked, streams, first)
+    wait, take, _ = ramp(asked, share, first)
     if first is not None:
         assert wait == take == max(first, at_least)
     else:
         assert wait == at_least
-        assert at_least <= take <= max(at_least, frames_allowed(streams))
+        assert at_least <= take <= max(at_least, share)
         assert take <= asked.at_most

@@ -123,7 +123,9 @@ def simulate(policy: Policy, times: Sequence[float] | Times, cost: Cost) -> Run:
     arrived, now = 0, 0.0
     while arrived < len(times) or waiting:
         while arrived < len(times) and times[arrived] <= now:
-            waiting.append((arrived, Ready(float(times[arrived]), unheard=False, in_hand=0.0)))
+            waiting.append(
+                (arrived, Ready(float(times[arrived]), unheard=False, in_hand=0.0, frames=1))
+            )
             arrived += 1
         following = float(times[arrived]) if arrived < len(times) else np.inf
         ready = [stream for _, stream in waiting]
@@ -131,7 +133,7 @@ def simulate(policy: Policy, times: Sequence[float] | Times, cost: Cost) -> Run:
         if due > now:
             now = min(due, following)
             continue
-        chosen = policy.choose(ready)
+        chosen = policy.choose(ready, max_frames=len(ready))
         batches.append(len(chosen))
         now += cost.of(len(chosen))
         for index in sorted(chosen, reverse=True):

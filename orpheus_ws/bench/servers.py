@@ -172,6 +172,8 @@ def open_decoder(config: CodecConfig) -> "SleepingDecoder":
 class SleepingDecoder:
     """`Decoder` that sleeps, and then has one and the same tone for every frame."""
 
+    max_frames = 512
+
     def __init__(self, slots: int, seconds: float) -> None:
         self.slots = slots
         self._seconds = seconds

@@ -28,6 +28,8 @@ KEPT: Final = slice(SAMPLES_PER_FRAME, 2 * SAMPLES_PER_FRAME)
 class SlidingWindowDecoder:
     """`Decoder` over a prepared SNAC model. What it gives is not exact, and less than N × 2048."""
 
+    max_frames = 8
+
     def __init__(self, model: nn.Module, slots: int) -> None:
         self._model = model
         self._windows: list[deque[Frame]] = [deque(maxlen=WINDOW) for _ in range(slots)]

@@ -38,6 +38,11 @@ class Decoder(Protocol):
         """How many streams it can hold."""
         ...
 
+    @property
+    def max_frames(self) -> int:
+        """Frames of all streams together beyond which a step takes longer without saving any work."""
+        ...
+
     def first_frames(self, *, early: bool) -> int:
         """Frames that a stream needs before there is anything to hear of it."""
         ...

@@ -37,6 +37,8 @@ class GraphPasses:
     On a GPU making it captures every bucket and logs each; what that raises is torch's.
     """
 
+    max_frames = LARGEST
+
     def __init__(self, network: StreamingNetwork, slots: int, frame_sizes: Sequence[int]) -> None:
         self.blank, self.waste = slots, slots + 1
         self._network = network

@@ -66,6 +66,7 @@ class CodecLoop:
         self._totals = [0, 0, 0.0]  # steps, frames, seconds
         self._busy_since: float | None = None
         self._first_frames: Callable[..., int]
+        self._max_frames = 1
 
     @classmethod
     async def start(
@@ -83,7 +84,7 @@ class CodecLoop:
         loop._thread.start()
         decoder = await loop._opened
         loop._free = list(range(decoder.slots))[::-1]
-        loop._first_frames = decoder.first_frames
+        loop._first_frames, loop._max_frames = decoder.first_frames, decoder.max_frames
         return loop
 
     @property
@@ -108,9 +109,9 @@ class CodecLoop:
         return stream
 
     @property
-    def streams(self) -> int:
-        """Streams that are open."""
-        return len(self._streams)
+    def share(self) -> int:
+        """Frames of a step for each of the streams that are open."""
+        return max(1, self._max_frames // max(1, len(self._streams)))
 
     def statistics(self) -> CodecStatistics:
         """See `Codec`."""
@@ -163,7 +164,7 @@ class CodecLoop:
         try:
             ready: list[_Job] = []
             while self._collect(ready):
-                chosen = self._policy.choose([job.ready for job in ready])
+                chosen = self._policy.choose([job.ready for job in ready], self._max_frames)
                 self._step(decoder, [ready[index] for index in chosen])
                 for index in sorted(chosen, reverse=True):
                     del ready[index]
@@ -313,7 +314,7 @@ class _Stream:
         if self._waiter is None or self._busy or self.closed or self._failed:
             return
         first = self._first_frames if self._fresh else None
-        at_least, at_most, _ = ramp(self._portion, self._loop.streams, first)
+        at_least, at_most, _ = ramp(self._portion, self._loop.share, first)
         if not self._finished and len(self._frames) < at_least:
             return
         frames = self._frames[:at_most]
@@ -321,7 +322,7 @@ class _Stream:
         self._finishing = self._finished and not self._frames
         self._busy = True
         work = Work(self.slot, frames, self._finishing)
-        ready = Ready(time.perf_counter(), self._unheard, self._portion.in_hand)
+        ready = Ready(time.perf_counter(), self._unheard, self._portion.in_hand, len(frames))
         self._loop.submit(_Job(self, work, self._fresh, ready))
         self._fresh = False
 

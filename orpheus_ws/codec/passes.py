@@ -39,6 +39,11 @@ class Passes(Protocol):
     """Runs batches one after the other."""
 
     @property
+    def max_frames(self) -> int:
+        """Frames of all streams together beyond which a pass saves nothing any more."""
+        ...
+
+    @property
     def blank(self) -> int:
         """Number of the row that is always zeros: the state of a stream at its start."""
         ...
@@ -55,6 +60,9 @@ class Passes(Protocol):
 
 class EagerPasses:
     """`Passes` that call the network as it is; for CPUs, and to hold others to."""
+
+    max_frames = 8
+    """From here on a CPU takes twice as long for twice as many (`bench codec`)."""
 
     def __init__(self, network: StreamingNetwork, slots: int) -> None:
         self.blank, self.waste = slots, slots + 1

@@ -6,16 +6,13 @@ is what servers do whose decoder has to be called with whole batches; it is kept
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, Literal, NamedTuple, Protocol
 
 from orpheus_ws.audio import Portion
 
 DYNAMIC_WAIT: Final = 0.015
 """Seconds that a dynamic batch is waited for: the window that published servers use."""
-
-FRAMES_PER_STEP: Final = 32
-"""Frames of all streams together that one step should take: a step of few streams costs nearly the
-same with more frames, a step of many should not make the next one wait."""
 
 
 class Ready(NamedTuple):
@@ -27,6 +24,8 @@ class Ready(NamedTuple):
     """Nothing of it has been heard yet."""
     in_hand: float
     """Seconds of audio that its listener had then."""
+    frames: int
+    """Frames of it that the step would take."""
 
 
 class Policy(Protocol):
@@ -36,8 +35,11 @@ class Policy(Protocol):
         """When a step should be made, if nothing else becomes ready before; `ready` has some."""
         ...
 
-    def choose(self, ready: Sequence[Ready]) -> list[int]:
-        """Indices of those who take part, at most as many as a batch holds."""
+    def choose(self, ready: Sequence[Ready], max_frames: int) -> list[int]:
+        """Indices of those who take part, at most as many as a batch holds, but somebody.
+
+        A step of more than `max_frames` frames altogether makes the next one wait and saves nothing.
+        """
         ...
 
 
@@ -55,16 +57,17 @@ class InFlight:
         """See `Policy`."""
         return ready[0].since
 
-    def choose(self, ready: Sequence[Ready]) -> list[int]:
+    def choose(self, ready: Sequence[Ready], max_frames: int) -> list[int]:
         """See `Policy`."""
-        if len(ready) <= self._max_batch:
-            return list(range(len(ready)))
 
         def urgency(index: int) -> tuple[bool, float]:
             stream = ready[index]
             return not stream.unheard, stream.since + stream.in_hand
 
-        return sorted(range(len(ready)), key=urgency)[: self._max_batch]
+        most_urgent = sorted(range(len(ready)), key=urgency)[: self._max_batch]
+        altogether = accumulate(ready[index].frames for index in most_urgent)
+        fitting = sum(frames <= max_frames for frames in altogether)
+        return most_urgent[: max(1, fitting)]
 
 
 IN_FLIGHT: Final = InFlight(max_batch=64)
@@ -82,8 +85,8 @@ class Dynamic:
         first = min(stream.since for stream in ready)
         return first if len(ready) >= self._max_batch else first + DYNAMIC_WAIT
 
-    def choose(self, ready: Sequence[Ready]) -> list[int]:
-        """See `Policy`."""
+    def choose(self, ready: Sequence[Ready], max_frames: int) -> list[int]:
+        """See `Policy`; it knows no bound but its batch."""
         order = sorted(range(len(ready)), key=lambda index: ready[index].since)
         return order[: self._max_batch]
 
@@ -93,19 +96,13 @@ def policy(batching: Literal["in_flight", "dynamic"], max_batch: int) -> Policy:
     return InFlight(max_batch) if batching == "in_flight" else Dynamic(max_batch)
 
 
-def frames_allowed(streams: int) -> int:
-    """How many frames of each of so many streams one step may take."""
-    return max(1, FRAMES_PER_STEP // max(1, streams))
-
-
-def ramp(portion: Portion, streams: int, first_frames: int | None) -> Portion:
-    """How many frames one of so many streams waits for and takes next.
+def ramp(portion: Portion, share: int, first_frames: int | None) -> Portion:
+    """How many frames a stream waits for and takes next.
 
     Its first step is as small as can be heard, after `first_frames`; later ones (None) grow with
-    what the listener has in hand and shrink with the number of streams.
+    what the listener has in hand, up to the stream's `share` of a step's frames.
     """
     if first_frames is not None:
         first = max(first_frames, portion.at_least)
         return Portion(first, first)
-    most = max(portion.at_least, min(portion.at_most, frames_allowed(streams)))
-    return Portion(portion.at_least, most)
+    return Portion(portion.at_least, max(portion.at_least, min(portion.at_most, share)))

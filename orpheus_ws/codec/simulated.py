@@ -55,6 +55,8 @@ def tone(count: int) -> Samples:
 class ToneDecoder:
     """`Decoder` of tones; it looks nowhere ahead."""
 
+    max_frames = 64
+
     def __init__(self, slots: int, options: Options) -> None:
         self.slots = slots
         self._options = options

@@ -144,6 +144,11 @@ class StreamingDecoder:
         """See `Decoder`."""
         return len(self._slots)
 
+    @property
+    def max_frames(self) -> int:
+        """See `Decoder`."""
+        return self._passes.max_frames
+
     def first_frames(self, *, early: bool) -> int:
         """See `Decoder`."""
         return self._early_frames if early and self._early_frames else FLUSH_FRAMES

@@ -67,6 +67,8 @@ class _Slot:
 class WindowDecoder:
     """`Decoder` over a prepared SNAC model."""
 
+    max_frames = 8
+
     def __init__(self, model: nn.Module, slots: int) -> None:
         self._model = model
         self._slots = [_Slot() for _ in range(slots)]

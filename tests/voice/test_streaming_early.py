@@ -110,6 +110,8 @@ def test_only_who_asks_begins_early(plans: list[Plan], early_frames: int) -> Non
 class Both:
     """One slot of a decoder, while the other has streams of its own."""
 
+    max_frames = 8
+
     def __init__(self, decoder: StreamingDecoder, *, early: bool) -> None:
         self.slots = 1
         self._decoder = decoder
