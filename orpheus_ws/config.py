@@ -41,7 +41,8 @@ class EngineConfig(_Section, frozen=True, kw_only=True):
     name: str = "pocket"
     """`pocket`, `simulated`, or the dotted name of a module of your own."""
     capacity: Positive | None = None
-    """Streams at once, and so the number of sockets admitted. Unset: the engine's own number."""
+    """Streams at once, and so the number of sockets admitted. Unset: the engine's own
+    number; 8 for `pocket`, 64 for `simulated`."""
     options: dict[str, Any] = {}
     """What this engine alone can be told, below."""
 
@@ -55,9 +56,11 @@ class CodecConfig(_Section, frozen=True, kw_only=True):
     weights: str = "pocket"
     """`pocket`, the embedded voice, or a directory with a SNAC checkpoint."""
     slots: Positive | None = None
-    """Streams it can hold: at least one more than the engine. Unset: just that."""
+    """Streams it can hold: at least one more than the engine. Unset: just that, or 65 if the engine
+    does not say beforehand how many it has."""
     batching: Literal["in_flight", "dynamic"] = "in_flight"
-    """When a step is made: as soon as something is ready, or when a batch is full or 15 ms old."""
+    """When a step is made. `in_flight`: as soon as something is ready; `dynamic`: when a batch is
+    full or 15 ms old, to compare with."""
     max_batch: Positive = 64
     """Streams in one step at most."""
     options: dict[str, Any] = {}
@@ -185,7 +188,7 @@ def load_part(package: str, name: str, opener: str, *, extra: str) -> Any:
         missing = error.name or ""
         if missing == module_name or module_name.startswith(f"{missing}."):
             raise StartupError(_no_such_part(package, name, opener)) from error
-        how = f"pip install {missing}" if "." in name else f"pip install 'orpheus-ws[{extra}]'"
+        how = f"pip install {missing}" if "." in name else install_advice(extra)
         raise StartupError(f"{kind} {name!r} needs the package {missing!r}: {how}") from error
     except Exception as error:
         # What a library raises when it does not fit the machine is its own affair.
@@ -196,6 +199,11 @@ def load_part(package: str, name: str, opener: str, *, extra: str) -> Any:
     if not hasattr(module, opener):
         raise StartupError(_no_such_part(package, name, opener))
     return getattr(module, opener)
+
+
+def install_advice(extra: str) -> str:
+    """How to get what an extra of this package brings."""
+    return f"pip install 'orpheus-ws[{extra}]', or '.[{extra}]' in a clone"
 
 
 def known_parts(package: str, opener: str) -> list[str]:
@@ -209,11 +217,11 @@ def known_parts(package: str, opener: str) -> list[str]:
 
 
 def _no_such_part(package: str, name: str, opener: str) -> str:
-    """Say that there is no such part, and which is the nearest."""
-    near = difflib.get_close_matches(name, known_parts(package, opener), n=1, cutoff=0)
+    """Say that there is no such part, and which there are."""
+    there_are = ", ".join(known_parts(package, opener))
     return (
-        f"there is no {package.rpartition('.')[2]} {name!r}; the nearest is {near[0]!r}, and a "
-        f"dotted name is a module of your own with {opener}"
+        f"there is no {package.rpartition('.')[2]} {name!r}; there are {there_are}, and a dotted "
+        f"name is a module of your own with {opener}"
     )
 
 
@@ -309,6 +317,27 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
     return f" of at most {most:.15g}" if most is not None else ""
 
 
+def _nearest(key: str, hints: Mapping[str, Any], where: str) -> str:
+    """What somebody may have meant who wrote `key` where `hints` are known."""
+    if not hints:
+        return f"{where!r} takes nothing here"
+    # A key without its section, or with one underscore where a variable's name needs two.
+    leaves = {
+        spelling: f"{section}.{field}"
+        for section, kind in hints.items()
+        if isinstance(kind, type) and issubclass(kind, _Section)
+        for field in get_type_hints(kind)
+        for spelling in (field, f"{section}_{field}")
+    }
+    if key in leaves:
+        near = leaves[key]
+    else:
+        (found,) = difflib.get_close_matches(key, hints, n=1, cutoff=0)
+        near = f"{where}.{found}" if where else found
+    variable = ENVIRONMENT_PREFIX + near.upper().replace(".", "__")
+    return f"the nearest is {near!r}, in the environment {variable}"
+
+
 def _prepare(values: Mapping[str, Any], schema: type[msgspec.Struct], where: str) -> dict[str, Any]:
     """Check the names of the keys and split lists that came as text."""
     hints = get_type_hints(schema)
@@ -316,9 +345,7 @@ def _prepare(values: Mapping[str, Any], schema: type[msgspec.Struct], where: str
     for key, value in values.items():
         path = f"{where}.{key}" if where else key
         if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1, cutoff=0)
-            hint = f"; the nearest is {path.removesuffix(key) + near[0]!r}" if near else ""
-            raise StartupError(f"unknown configuration key {path!r}{hint}")
+            raise StartupError(f"unknown configuration key {path!r}; {_nearest(key, hints, where)}")
         kind = hints[key]
         if isinstance(kind, type) and issubclass(kind, _Section) and isinstance(value, Mapping):
             prepared[key] = _prepare(value, kind, path)

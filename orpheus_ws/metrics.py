@@ -27,6 +27,9 @@ _STREAM_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WAITING_SECONDS: Final = 1.0
 """What has waited longer than this, for its first audio or for the engine, shows in a gauge."""
 
+_LIVE_STATES: Final = ("open", "queued", "speaking", "starved")
+"""Names of `context.State`, which this module is below."""
+
 clock = time.monotonic
 
 
@@ -193,8 +196,12 @@ class Metrics:
         self.capacity = gauge("capacity", "Sockets admitted at most")
         # Not `orpheus_contexts`: that family is the counter's, and one name cannot have two types.
         self.live_contexts = gauge(
-            "live_contexts", "Contexts before their terminal message", "state"
+            "live_contexts",
+            "Contexts before their terminal message, by state: " + ", ".join(_LIVE_STATES),
+            "state",
         )
+        for state in _LIVE_STATES:
+            self.live_contexts.labels(state)
         gauge(
             "contexts_waiting_over_1s", "Contexts ready for over 1 s without a first byte"
         ).set_function(lambda: _older(self._waiting, "ready_at"))

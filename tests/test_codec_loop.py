@@ -322,7 +322,7 @@ async def test_a_decoder_that_cannot_start() -> None:
 
     with pytest.raises(StartupError, match="no weights"):
         await CodecLoop.start(broken)
-    with pytest.raises(StartupError, match="nearest is 'simulated'"):
+    with pytest.raises(StartupError, match="there are simulated, streaming"):
         await CodecLoop.start(lambda: open_decoder(CodecConfig(name="simulatde")))
     await asyncio.to_thread(join_codec_threads)
 

@@ -227,6 +227,9 @@ def test_options_are_passed_through(toml: Write) -> None:
         ("auth.key.a=x", "auth.key", "auth.keys"),
         ("engine.names=x", "engine.names", "engine.name"),
         ("SERVER.PORT=1", "SERVER", "server"),
+        ("port=1", "port", "server.port"),
+        ("idle_seconds=1", "idle_seconds", "limits.idle_seconds"),
+        ("server_port=1", "server_port", "server.port"),
     ],
 )
 def test_unknown_key(flag: str, wrong: str, nearest: str) -> None:
@@ -234,6 +237,12 @@ def test_unknown_key(flag: str, wrong: str, nearest: str) -> None:
     text = complaint(flag)
     assert repr(wrong) in text
     assert repr(nearest) in text
+
+
+def test_one_underscore_is_told_from_two() -> None:
+    """A variable whose parts have one underscore between them is told the right name."""
+    with pytest.raises(StartupError, match="in the environment ORPHEUS_WS_SERVER__METRICS_PORT"):
+        load(environment={"ORPHEUS_WS_SERVER_METRICS_PORT": "1"})
 
 
 def test_unknown_key_in_the_other_sources(toml: Write) -> None:

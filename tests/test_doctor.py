@@ -20,7 +20,7 @@ SIMULATED = settings("engine.name=simulated", "codec.name=simulated")
 FREE_PORTS = settings("server.port=0", "server.metrics_port=0")
 CHECKS = [
     "python", "processors", "event_loop", "socket_options",
-    "packages", "extra_codec", "extra_pocket", "extra_trtllm",
+    "packages", "extra_codec", "extra_pocket", "extra_bench",
     "torch", "gpu", "mps",
     "configuration", "engine", "codec", "open_files", "access", "port", "metrics_port",
 ]  # fmt: skip
@@ -232,7 +232,7 @@ def test_packages_of_wrong_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert checks["packages"][0] is Status.WARNING
     assert re.search(r"does not fit: pytest-asyncio [\d.]+ \(not >1000\)", checks["packages"][1])
     codec, pocket = checks["extra_codec"], checks["extra_pocket"]
-    assert codec[:2] == (Status.OK, "missing: pytest-nothing")
+    assert codec[:2] == (Status.ABSENT, "missing: pytest-nothing")
     assert "pip install 'orpheus-ws[codec]'" in codec[2]
     assert pocket[0] is Status.WARNING
     assert re.fullmatch(

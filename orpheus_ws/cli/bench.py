@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from orpheus_ws.config import install_advice
 from orpheus_ws.errors import BenchFailed, StartupError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def _needing(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise StartupError(
-            f"this benchmark needs the package {error.name!r}: pip install 'orpheus-ws[{extra}]'"
+            f"this benchmark needs the package {error.name!r}: {install_advice(extra)}"
         ) from error
 
 

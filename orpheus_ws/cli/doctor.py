@@ -17,7 +17,7 @@ from orpheus_ws.errors import StartupError
 if TYPE_CHECKING:
     from orpheus_ws.doctor import Report
 
-COLOURS: Final = {"ok": "green", "warning": "yellow", "problem": "red"}
+COLOURS: Final = {"ok": "green", "absent": None, "warning": "yellow", "problem": "red"}
 MARGIN: Final = 25
 """Where what was found begins, behind the longest status and the longest name."""
 NARROWEST: Final = 60

@@ -49,9 +49,10 @@ def place(module: _M, options: Device) -> _M:
     try:
         return module.to(options.device)
     except Exception as error:
+        seen = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         raise StartupError(
-            f"the codec cannot use the device {options.device!r} ({type(error).__name__}): set "
-            "codec.options.device to one that torch sees, such as 'cpu' or 'cuda'"
+            f"the codec cannot use the device {options.device!r} ({type(error).__name__}): torch "
+            f"sees {', '.join(seen)} here; set codec.options.device"
         ) from error
 
 

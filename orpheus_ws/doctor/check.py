@@ -9,6 +9,8 @@ class Status(StrEnum):
     """How much a finding matters."""
 
     OK = "ok"
+    ABSENT = "absent"
+    """Not there. Whether the configuration needs it, other checks tell."""
     WARNING = "warning"
     """`serve` can start, but would serve worse than it could."""
     PROBLEM = "problem"

@@ -104,7 +104,7 @@ def ask_torch() -> Torch | None:
 def torch_check(torch: Torch | None, listing: Listing) -> Check:
     """What torch is, and whether it sees a GPU that is there."""
     if torch is None:
-        return Check("torch", Status.OK, "not installed")
+        return Check("torch", Status.ABSENT, "not installed")
     if not torch.version:
         advice = "python -c 'import torch' says why"
         return Check("torch", Status.WARNING, f"cannot be imported ({torch.failure})", advice)

@@ -7,13 +7,14 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from orpheus_ws.config import install_advice
 from orpheus_ws.doctor.check import Check, Status
 
 DISTRIBUTION: Final = "orpheus-ws"
 EXTRAS: Final = {
     "codec": "SNAC",
     "pocket": "the embedded voice",
-    "trtllm": "Orpheus on TensorRT-LLM",
+    "bench": "the benchmarks",
 }
 """The extras that somebody who serves may want, and what for."""
 
@@ -40,10 +41,11 @@ def _base(declared: list[Requirement]) -> Check:
 def _extra(declared: list[Requirement], extra: str) -> Check:
     """Not to have an extra is no fault: whether the configuration needs it, the parts tell."""
     present, missing, wrong = _installed(_needed(declared, extra))
-    advice = f"for {EXTRAS[extra]}: pip install '{DISTRIBUTION}[{extra}]'"
+    advice = f"for {EXTRAS[extra]}: {install_advice(extra)}"
+    absent = Status.ABSENT if missing else Status.OK
     return Check(
         _name(extra),
-        Status.WARNING if wrong else Status.OK,
+        Status.WARNING if wrong else absent,
         _found(present, missing, wrong),
         advice if missing or wrong else "",
     )

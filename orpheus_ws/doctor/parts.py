@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 from orpheus_ws.codec import find_decoder
 from orpheus_ws.config import Config, EngineConfig, read_options
 from orpheus_ws.doctor.check import Check, Status
-from orpheus_ws.engine import find_engine
+from orpheus_ws.engine import find_engine, known_capacity
 from orpheus_ws.errors import StartupError
-from orpheus_ws.server import DEFAULT_CODEC_SLOTS, PROBE_SLOTS
+from orpheus_ws.server import codec_slots
 
 DEVICES: Final = {"pocket": "cpu", "simulated": "cpu", "trtllm": "cuda"}
 """Where those of our parts run that have no option for it."""
@@ -37,7 +37,7 @@ def engine(config: EngineConfig) -> Part:
     except StartupError as error:
         check = Check("engine", Status.PROBLEM, _named(config.name, device), str(error))
         return Part(check, device, config.capacity)
-    capacity = config.capacity or getattr(module, "DEFAULT_CAPACITY", None)
+    capacity = known_capacity(config)
     streams = "" if capacity is None else f", {capacity} streams"
     check = Check("engine", Status.OK, _named(config.name, device) + streams)
     return Part(check, device, capacity)
@@ -47,7 +47,7 @@ def codec(config: Config, capacity: int | None) -> Part:
     """The codec, for an engine of this capacity."""
     own = config.codec
     device = _device(own.name, own.options, None)
-    slots = own.slots or (config.engine.capacity or DEFAULT_CODEC_SLOTS) + PROBE_SLOTS
+    slots = own.slots or codec_slots(capacity)
     try:
         module = _import(lambda: find_decoder(own), "codec", own.name)
         options = _options(module, own.options, "codec.options")
@@ -56,7 +56,7 @@ def codec(config: Config, capacity: int | None) -> Part:
         if own.name != "simulated":
             _check_weights(own.weights)
         if capacity is not None:
-            _check_slots(slots, capacity + PROBE_SLOTS)
+            _check_slots(slots, codec_slots(capacity))
     except StartupError as error:
         check = Check("codec", Status.PROBLEM, _named(own.name, device), str(error))
         return Part(check, device, slots)

@@ -5,6 +5,7 @@ by name: `engine = "pocket"` imports `orpheus_ws.engine.pocket` and awaits its `
 a name with a dot is a module of somebody else's. Every engine passes `tests/conformance`.
 """
 
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -92,6 +93,17 @@ def find_engine(config: EngineConfig) -> Opener:
     """
     opener: Opener = load_part("orpheus_ws.engine", config.name, "open_engine", extra=config.name)
     return opener
+
+
+def known_capacity(config: EngineConfig) -> int | None:
+    """Slots that the engine will have, as far as can be told before it is opened.
+
+    What is configured, or else the `DEFAULT_CAPACITY` of the engine's module, if it says so.
+    """
+    default: int | None = getattr(
+        sys.modules[find_engine(config).__module__], "DEFAULT_CAPACITY", None
+    )
+    return config.capacity or default
 
 
 async def open_engine(config: EngineConfig) -> Engine:

@@ -71,7 +71,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     fault: Fault = "none"
     """What befalls requests."""
     fault_requests: tuple[Annotated[int, Meta(ge=0)], ...] = ()
-    """Which requests, counted from 0 in the order in which they were started. Empty: all."""
+    """Which requests, counted from 0 in the order in which they were started. Empty: all. Request 0
+    is the server's own test word, so the first utterance of a client is request 1."""
 
 
 @dataclass(eq=False, slots=True)

@@ -9,6 +9,7 @@ context is told so once and every socket closed; nothing is restarted inside a p
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,14 +28,14 @@ from orpheus_ws.codec.loop import CodecLoop
 from orpheus_ws.codec.policy import policy
 from orpheus_ws.config import Config, ServerConfig
 from orpheus_ws.context import Moved
-from orpheus_ws.engine import Engine, find_engine
+from orpheus_ws.engine import Engine, find_engine, known_capacity
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError, StartupError
 from orpheus_ws.metrics import Metrics, clock
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission, abandoned_after
 from orpheus_ws.server.connection import CLOSE_SECONDS, Connection
 from orpheus_ws.server.handshake import SPEECH_PATH, AdmittedConnection, Handshake, tune
-from orpheus_ws.server.health import Health
+from orpheus_ws.server.health import PROBE_SECONDS, Health
 from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.session import Session
 from orpheus_ws.synthesis import Synthesis
@@ -144,7 +145,7 @@ class Server:
                         tasks.create_task(connection.drain(int(seconds * 1000), restart_at))
                 await self._empty.wait()
         cut_off = sum(connection.idle_since is None for connection in self._connections)
-        _log.info("drained", extra={"sockets_cut_off": cut_off})
+        _log.info("cut off" if cut_off else "drained", extra={"sockets_cut_off": cut_off})
         return cut_off
 
     async def wait_dead(self) -> None:
@@ -230,7 +231,10 @@ async def running(config: Config) -> AsyncIterator[Server]:
         server = Server(config, engine, codec, metrics)
         await stack.enter_async_context(_watched(server))
         if not await server.health.probe():
-            raise StartupError("engine and codec started but did not speak a test word in time")
+            raise StartupError(
+                "engine and codec started, but a test word gave no sound within "
+                f"{PROBE_SECONDS:g} s"
+            )
         metrics_port = _serve_metrics(config.server, metrics, stack)
         port = await _listen(server, stack)
         server.address = Address(config.server.host, port, metrics_port)
@@ -249,11 +253,16 @@ async def _watched(server: Server) -> AsyncIterator[None]:
             watching.result()
 
 
+def codec_slots(capacity: int | None) -> int:
+    """Streams that the codec holds for an engine of this capacity; None: it is not known yet."""
+    return (capacity or DEFAULT_CODEC_SLOTS) + PROBE_SLOTS
+
+
 async def _open_parts(
     config: Config, metrics: Metrics, stack: contextlib.AsyncExitStack
 ) -> tuple[Engine, CodecLoop]:
     """Open codec and engine, in this order; `stack` closes them in reverse."""
-    slots = config.codec.slots or (config.engine.capacity or DEFAULT_CODEC_SLOTS) + PROBE_SLOTS
+    slots = config.codec.slots or codec_slots(known_capacity(config.engine))
     open_engine = find_engine(config.engine)
     codec_config = msgspec.structs.replace(config.codec, slots=slots)
     codec = await CodecLoop.start(
@@ -338,6 +347,6 @@ def _binding(host: str, port: int, key: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StartupError(
-            f"cannot listen on {host}:{port} ({error.strerror}); change {key}, or use 0 for a free "
+            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); change {key}, or use 0 for a free "
             "port"
         ) from error
