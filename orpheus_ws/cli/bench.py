@@ -60,7 +60,16 @@ def _progress(part: str) -> None:
 def gateway(streams: int, seconds: float, lead_ms: int, *, as_json: bool) -> None:
     """What the gateway costs for each frame of audio, beside bare WebSocket sends.
 
-    Engine and codec are simulated; sockets, clients, threads and CPU time are real.
+    \b
+    floor         bare sends of the same frames by the WebSocket library
+    free codec    the gateway, decoding at no cost on the event loop
+    codec thread  the gateway, decoding on the codec's thread, where it sleeps 4 ms a step
+    timed         the same without the sleep, timed from the engine's step to the transport
+    grouped       with --lead-ms: frames of contexts with so much lead leave several at a time
+
+    Engine and codec are simulated, the engine at 1.05 times real time (1.5 for the last part);
+    sockets, client processes, threads and CPU time are real. It takes about four seconds more for
+    each part. Needs the extra `bench`.
     """
     with _needing("bench"):
         from orpheus_ws.bench.gateway import measure
