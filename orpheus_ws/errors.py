@@ -24,11 +24,11 @@ of other libraries are translated where they enter and go no further.
     │   └── Internal         internal
     ├── StartupError         the process cannot start: configuration, a missing extra, a bad file
     ├── BenchFailed          a benchmark did not come to a figure
-    └── ClientError          raised by the client SDK
-        ├── Unreachable      no server answered, or it went away before it greeted
-        ├── Refused          the handshake was refused (status, retry_after)
-        ├── Disconnected     the socket ended before the utterance did
-        └── UtteranceFailed  the server answered `error` (code, retryable)
+    └── ClientError          raised by the client SDK; these codes are never on the wire
+        ├── Unreachable      unreachable: no server answered, or it went away before it greeted
+        ├── Refused          refused: the handshake was (status, reason, retry_after)
+        ├── Disconnected     disconnected: the socket ended before the utterance did
+        └── UtteranceFailed  the server answered `error` (its code, retryable)
 """
 
 
@@ -48,14 +48,15 @@ class BadMessage(PeerError):
     """A message that decodes but is not one of ours.
 
     `context` is there when it was an `open`: what the context was to be is not known, so it cannot
-    be opened.
+    be opened. It is also there when it was a `cancel`, which `cancels` tells.
     """
 
     code = "bad_message"
 
-    def __init__(self, message: str, *, context: str | None = None) -> None:
+    def __init__(self, message: str, *, context: str | None = None, cancels: bool = False) -> None:
         super().__init__(message)
         self.context = context
+        self.cancels = cancels
 
 
 class Undecodable(BadMessage):
@@ -158,23 +159,38 @@ class BenchFailed(OrpheusError):
 class ClientError(OrpheusError):
     """Base of what the client SDK raises. `retryable`: the same may work a little later."""
 
+    code = "client"
+
 
 class Unreachable(ClientError):
     """No server answered where one should be: it is starting, restarting or gone."""
 
+    code = "unreachable"
     retryable = True
 
 
 class Refused(ClientError):
     """The server refused the handshake.
 
-    `status` is the HTTP status; `retry_after` the seconds it asked to wait, if it named any. What
-    has to do with the moment (408, 429 and 5xx) is `retryable`; a wrong key, origin or path is not.
+    `status` is the HTTP status; `reason` the server's word for why (`full`, `draining`, `dead`,
+    `auth`, `origin`, `path`, `handshake`), None if something else answered; `retry_after` the
+    seconds it asked to wait, if it named any. What has to do with the moment (408, 429 and 5xx) is
+    `retryable`; a wrong key, origin or path is not.
     """
 
-    def __init__(self, message: str, *, status: int, retry_after: float | None = None) -> None:
+    code = "refused"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        reason: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.reason = reason
         self.retry_after = retry_after
         self.retryable = status in (408, 429) or status >= 500
 
@@ -182,6 +198,7 @@ class Refused(ClientError):
 class Disconnected(ClientError):
     """The socket closed before the utterance was complete. `close_code` as received, or None."""
 
+    code = "disconnected"
     retryable = True
 
     def __init__(self, message: str, *, close_code: int | None = None) -> None:

@@ -25,7 +25,9 @@ SegmentMode = Literal["sentence", "clause", "flush"]
 
 MarkId = Annotated[str, Meta(max_length=128)] | Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """What `flush` and `ping` are answered with: text, or a number that every JSON library keeps."""
-PlayedMs = Annotated[float, Meta(ge=0, le=86_400_000)]
+MAX_PLAYED_MS = 86_400_000
+"""A day."""
+PlayedMs = Annotated[float, Meta(ge=0, le=MAX_PLAYED_MS)]
 
 TraceParent = Annotated[
     str, Meta(pattern="^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$", max_length=55)

@@ -19,6 +19,7 @@ REMEMBERED_CONTEXTS: Final = 1024
 """Ids of ended contexts kept, so that late messages for them are told from new ones."""
 
 
+_UNFIT_CODE: Final = "bad_message"
 _CLOSED_CODE: Final = "closed_context"
 _CLOSED: Final = "the context takes no more text; `open` it again to use its id"
 
@@ -110,13 +111,21 @@ class Session:
                 self._closing = True
                 return [reply for context in self.contexts for reply in self._end(context.id, now)]
 
-    def refuse(self, error: BadMessage) -> m.Error:
-        """Answer a message that does not fit. An `open` that does not fit opens nothing."""
+    def refuse(self, error: BadMessage) -> list[m.ServerMessage]:
+        """Answer a message that does not fit.
+
+        An `open` that does not fit opens nothing. A `cancel` cancels all the same, and only says
+        nothing of what was heard: whoever interrupts must not be talked over.
+        """
         context = error.context
+        if context is not None and error.cancels:
+            named = None if context == m.ALL_CONTEXTS else context
+            warning = m.Warn(context=named, code=_UNFIT_CODE, message=str(error))
+            return [warning, *self._cancel(m.Cancel(context=context))]
         if context is None or context in self._live or context == m.ALL_CONTEXTS:
-            return error_message(error, context=None)
+            return [error_message(error, context=None)]
         self._remember(context)
-        return error_message(error, context=context)
+        return [error_message(error, context=context)]
 
     def _configure(self, message: m.Config) -> list[m.ServerMessage]:
         try:

@@ -131,7 +131,7 @@ async def faulty(*behaviours: Behaviour) -> AsyncIterator[Faulty]:
 
 @contextlib.asynccontextmanager
 async def refusing(
-    *statuses: int, headers: dict[str, str] | None = None
+    *statuses: int, headers: dict[str, str] | None = None, body: str = "no\n"
 ) -> AsyncIterator[tuple[str, list[int]]]:
     """A server that answers the handshake with each status in turn; then the last for ever.
 
@@ -142,7 +142,7 @@ async def refusing(
     def answer(connection: ServerConnection, _: Request) -> Response:
         status = statuses[min(len(answered), len(statuses) - 1)]
         answered.append(status)
-        response = connection.respond(HTTPStatus(status), "no\n")
+        response = connection.respond(HTTPStatus(status), body)
         for name, value in (headers or {}).items():
             response.headers[name] = value
         return response

@@ -166,7 +166,7 @@ def test_say_waits_for_a_full_server(tmp_path: Path) -> None:
             holder.close()
         with saying:
             _, report = saying.communicate(timeout=60)
-    assert re.fullmatch(r"waiting 1\.\d s: HTTP 503: all streams are in use .*\n", waiting)
+    assert re.fullmatch(r"waiting 1\.\d s: HTTP 503: all streams are in use; .*\n", waiting)
     assert saying.returncode == 0, report
     assert "time to first audio" in report
 
@@ -218,6 +218,8 @@ def test_tokens_that_cannot_be() -> None:
         (("serve", *SIMULATED, "--port", "many"), "server.port"),
         (("serve", "--config", "/nonexistent.toml"), "/nonexistent.toml"),
         (("say", "--url", "ws://127.0.0.1:1", "-o", "x.wav", "Hello."), "is the server running?"),
+        (("say", "--url", "http://127.0.0.1:1", "Hello."), "must be like ws://"),
+        (("say", "--url", "ws://127.0.0.1:port", "Hello."), "must be like ws://"),
     ],
 )
 def test_mistakes(arguments: tuple[str, ...], advice: str, tmp_path: Path) -> None:
@@ -237,6 +239,9 @@ def test_usage() -> None:
     """Wrong usage is exit code 2; help names the commands."""
     assert run("speak").returncode == 2
     assert run("say", "-o", "x.wav", text="  ").returncode == 2
+    both = run("say", "--local", "--url", "ws://127.0.0.1:1", "-o", "x.wav", "Hello.")
+    assert both.returncode == 2
+    assert "leave out --url" in both.stderr
     help_text = run("--help").stdout
     for name in ("serve", "say", "token", "bench", "doctor"):
         assert name in help_text

@@ -2,16 +2,20 @@
 
 import asyncio
 import gc
+import math
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from decimal import Decimal
+from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from orpheus_ws import messages as m
-from orpheus_ws.client import Utterance, connect
+from orpheus_ws.client import Utterance, connect, make_token
 from orpheus_ws.errors import ClientError, Disconnected, Refused, UtteranceFailed
+from tests.client_peers import refusing
 from tests.harness import server, turns_until
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
@@ -90,6 +94,35 @@ async def test_cancel() -> None:
         await turns_until(lambda: started.engine.statistics().active == 0)
         short = client.speak(SENTENCE, sampling=m.Sampling(max_tokens=70))
         assert [chunk async for chunk in short]
+
+
+@pytest.mark.parametrize("played_ms", [-1, -0.5, 9e7, math.inf, True, Decimal(700)])
+async def test_cancel_with_any_number(played_ms: float) -> None:
+    """A number that no listener can have heard is taken for the nearest one that he can."""
+    async with server(STEPPED, ENDLESS) as started, connect(started.address.url) as client:
+        utterance = client.speak(SENTENCE)
+        async for chunk in utterance:
+            if chunk.offset > 24_000:
+                await utterance.cancel(played_ms=played_ms)
+        assert isinstance(utterance.result, m.Cancelled)
+        assert utterance.result.text_spoken is not None
+        assert (utterance.result.text_spoken == "") == (played_ms <= 1)
+        assert utterance.warnings == []
+
+
+@pytest.mark.parametrize("played_ms", [math.nan, "x", 10**400, object()])
+async def test_cancel_with_no_number(played_ms: Any) -> None:
+    """What is no number is an error of its own, and the utterance is cancelled all the same."""
+    async with server(STEPPED, ENDLESS) as started, connect(started.address.url) as client:
+        utterance = client.speak(SENTENCE)
+        async for _ in utterance:
+            with pytest.raises(ClientError, match="played_ms must be a number"):
+                await utterance.cancel(played_ms=played_ms)
+        assert isinstance(utterance.result, m.Cancelled)
+        early = client.speak(SENTENCE)
+        with pytest.raises(ClientError, match="played_ms must be a number"):
+            await early.cancel(played_ms=played_ms)
+        assert [chunk async for chunk in early] == []
 
 
 async def test_cancel_at_any_time() -> None:
@@ -190,6 +223,17 @@ async def test_pieces_of_all_kinds() -> None:
             assert [x.text for x in events if isinstance(x, m.Segment)] == ["One two."]
 
 
+async def test_what_is_no_text() -> None:
+    """What cannot be text is an error at `speak`; a piece that is none, when it is read."""
+    async with server() as started, connect(started.address.url) as client:
+        for wrong in (123, None, b"bytes", typed):
+            with pytest.raises(ClientError, match="must be a str, or an iterator"):
+                client.speak(wrong)  # type: ignore[arg-type]
+        for pieces in (["One", 2], iter(["One", 2])):
+            with pytest.raises(ClientError, match="a piece of the text is no str"):
+                await client.speak(pieces).read()  # type: ignore[arg-type]
+
+
 async def test_an_utterance_is_spoken_once() -> None:
     """Iterating again is an error that says what to do, as is speaking on a client that was left."""
     async with server() as started:
@@ -237,11 +281,45 @@ async def test_refused() -> None:
             async with connect(started.address.url, api_key="wrong", patience=0):
                 pass
         assert (wrong_key.value.status, wrong_key.value.retry_after) == (401, None)
+        assert wrong_key.value.reason == "auth"
+        token = make_token("a", "right", expires=1)
+        with pytest.raises(Refused, match="the token is wrong or has expired") as expired:
+            async with connect(f"{started.address.url}?token={token}", patience=0):
+                pass
+        assert token not in str(expired.value)
+        with pytest.raises(Refused, match="HTTP 404: there is /v1/tts here") as lost:
+            async with connect(f"{started.address.url}x", api_key="right", patience=0):
+                pass
+        assert lost.value.reason == "path"
         async with connect(started.address.url, api_key="right"):
             with pytest.raises(Refused) as full:
                 async with connect(started.address.url, api_key="right", patience=0):
                     pass
         assert (full.value.status, full.value.retry_after) == (503, 1.0)
+        assert full.value.reason == "full"
+        assert str(full.value) == "HTTP 503: all streams are in use; try again shortly"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "no",
+        "",
+        "[]",
+        '{"error":503}',
+        '{"error":"full","message":"\\u001b[2J"}',
+        '{"error":"full","message":"a\\n"}',
+        '{"error":"full","message":"%s"}' % ("x" * 201),
+    ],
+)
+async def test_refused_by_something_else(body: str) -> None:
+    """A body that is not our server's is not believed, and nothing of it is shown."""
+    async with refusing(503, body=body) as (url, _):
+        with pytest.raises(Refused) as refused:
+            async with connect(url, patience=0):
+                pass
+    assert refused.value.reason is None
+    assert str(refused.value).endswith("in use or the server is going away")
 
 
 async def test_unreachable() -> None:
@@ -277,6 +355,7 @@ async def test_lost_socket() -> None:
             await listen()
         assert lost.value.retryable
         assert lost.value.close_code is None
+        assert lost.value.code == "disconnected"
 
 
 def test_the_client_is_light() -> None:

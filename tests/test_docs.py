@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import json
 import re
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from msgspec import inspect
+from websockets.asyncio.client import connect
 from websockets.datastructures import Headers
 
 from orpheus_ws import config, errors, server, session
@@ -19,6 +21,7 @@ from orpheus_ws.access_tokens import make_token, verify_token
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.client import Backoff
 from orpheus_ws.client.backoff import PATIENCE_SECONDS
+from orpheus_ws.client.lasting import OPEN_SECONDS
 from orpheus_ws.context import MAX_FLUSHES
 from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
 from orpheus_ws.server import admission
@@ -223,11 +226,13 @@ async def test_the_readme_examples() -> None:
 async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples of the clients' page do what the page says."""
     monkeypatch.chdir(tmp_path)
-    turns, barge_in, script, tokens = examples(CLIENTS)
+    turns, telephone, barge_in, script, tokens = examples(CLIENTS)
     async with harness.server() as started:
         lines = await output_of(turns, started.address.url)
         assert lines[0].startswith("voices: tara, ")
         assert len(lines) > 3
+        lines = await output_of(telephone, started.address.url)
+        assert all(re.fullmatch(r"\d+\.\d+ ms", line) for line in lines)
         lines = await output_of(barge_in, started.address.url)
         assert len(lines) == 2
         assert lines[0].startswith("heard: This ")
@@ -259,6 +264,46 @@ def test_numbers_of_the_client() -> None:
     backoff = Backoff()
     assert f"`patience` seconds ({PATIENCE_SECONDS:g})" in CLIENTS
     assert f"from {backoff.first:g} s to {backoff.cap:g} s" in CLIENTS
+    assert f"first={backoff.first}, cap={backoff.cap}" in CLIENTS
+    assert f"`open_timeout` seconds ({OPEN_SECONDS:g})" in CLIENTS
+
+
+def test_results_of_the_client() -> None:
+    """The clients' page has every field of a chunk and of a result."""
+    rows = {names(row[0])[0]: names(row[2]) for row in table("result", CLIENTS)}
+    assert set(rows) == {"Done", "Cancelled", "None"}
+    for kind in (m.Done, m.Cancelled):
+        assert set(kind.__struct_fields__) - {"context"} <= set(rows[kind.__name__])
+    (chunk,) = re.findall(r"^A chunk has .*?\n\n", CLIENTS, re.MULTILINE | re.DOTALL)
+    assert set(names(chunk)) == {*m.Audio.__struct_fields__, "started"}
+
+
+MEASURED = ("session", "queue_ms", "audio_ms", "ttfa_ms", "rtf")
+
+
+def as_on_the_page(frame: str | bytes) -> object:
+    """A frame without its samples and without what is different each time."""
+    if isinstance(frame, bytes):
+        return frame[:16].hex(" ")
+    return {name: "" if name in MEASURED else x for name, x in json.loads(frame).items()}
+
+
+async def test_the_session_of_the_protocol_page() -> None:
+    """The session in JSON goes frame by frame as the page shows it."""
+    (session_text,) = re.findall(r"```text\n(.*?)```", PROTOCOL, re.DOTALL)
+    lines = session_text.replace("\n  ", "").splitlines()
+    got: list[object] = []
+    async with harness.server() as started, connect(started.address.url) as socket:
+        for line in lines:
+            if line.startswith("C "):
+                await socket.send(line[2:])
+        async for frame in socket:
+            # One binary frame stands for all of them.
+            if not (isinstance(frame, bytes) and isinstance(got[-1], str)):
+                got.append(as_on_the_page(frame))
+        assert socket.close_code == 1000
+    shown = [line[2:] for line in lines if line.startswith("S ")]
+    assert got == [as_on_the_page(x) if x.startswith("{") else x.split(",")[0] for x in shown]
 
 
 def test_readme_commands() -> None:

@@ -1,6 +1,7 @@
 """The server over real sockets: engines that misbehave, and bad input."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 
 import msgpack
@@ -8,8 +9,8 @@ import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.engine import Prompt
-from tests.harness import pcm, peer, turns_until
-from tests.server_peers import SENTENCE, closed, metric, one
+from tests.harness import JSON, MSGPACK, pcm, peer, turns_until
+from tests.server_peers import SENTENCE, STEPPED, closed, metric, one
 
 # Engines that misbehave ---------------------------------------------------------------------------
 
@@ -156,6 +157,28 @@ async def test_bad_messages(frame: bytes | str, code: int | None) -> None:
             await connected.say("a", SENTENCE)
             assert pcm(await connected.utterance("a"))
         assert isinstance((await neighbour.utterance("n"))[-1], m.Done)
+
+
+@pytest.mark.parametrize(
+    "unfit", [{"played_ms": -0.5}, {"played_ms": 9e7}, {"played_ms": "x"}, {"playedMs": 700}]
+)
+@pytest.mark.parametrize("subprotocol", [MSGPACK, JSON])
+async def test_a_cancel_is_never_lost(subprotocol: str, unfit: dict[str, object]) -> None:
+    """A `cancel` that does not fit stops what is being spoken, after a warning."""
+    endless = "engine.options.fault=never_stops"
+    async with one(STEPPED, endless, subprotocol=subprotocol) as (started, connected):
+        await connected.say("a", SENTENCE)
+        await connected.wait_for(m.Audio)
+        content = {"type": "cancel", "context": "a"} | unfit
+        packed = msgpack.packb(content) if subprotocol == MSGPACK else json.dumps(content)
+        await connected.socket.send(packed)
+        *_, warning, cancelled = await connected.utterance("a")
+        assert isinstance(warning, m.Warn)
+        assert (warning.code, warning.context) == ("bad_message", "a")
+        assert isinstance(cancelled, m.Cancelled)
+        assert cancelled.text_spoken is None
+        assert await connected.fence() == []
+        await turns_until(lambda: started.engine.statistics().active == 0)
 
 
 async def test_a_message_far_too_big_never_reaches_memory() -> None:

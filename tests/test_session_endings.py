@@ -121,6 +121,22 @@ def test_cancel_all() -> None:
     assert driver.sent == replies
 
 
+@pytest.mark.parametrize(("context_id", "cancelled"), [("a", "a"), ("*", "ab"), ("never", "")])
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_cancel_that_does_not_fit(context_id: str, cancelled: str, *, closing: bool) -> None:
+    """It is warned of and cancels all the same, without the texts, also after `close`."""
+    driver = Driver()
+    driver.receive(m.Text(context="a", text="Hello. "), m.Text(context="b", text="Hello. "))
+    if closing:
+        driver.receive(m.Close())
+    warning, *replies = driver.session.refuse(
+        BadMessage("'played_ms' must be float >= 0.0", context=context_id, cancels=True)
+    )
+    assert codes([warning]) == [("bad_message", None if context_id == "*" else context_id)]
+    assert replies == [m.Cancelled(context=one, sent_ms=0.0) for one in cancelled]
+    assert "".join(one.id for one in driver.session.contexts) == "ab".replace(cancelled, "")
+
+
 def test_late_audio_after_cancel() -> None:
     """late-audio-after-cancel: nothing of a cancelled context follows; the next one is complete."""
     driver = Driver()

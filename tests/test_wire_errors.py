@@ -175,7 +175,11 @@ def test_advice_for_an_unknown_type(wire: Wire) -> None:
         (context(""), ["context", "1"]),
         ({"type": "text", "context": "a"}, ["text"]),
         ({"text": "a"}, ["type"]),
-        (config(temperature=1), ["has a field"]),
+        (config(temperature=1), ["'config' has a field", "it knows voice, encoding,"]),
+        (context("a") | {"text": "b"}, ["'end' has a field", "it knows context"]),
+        ({"type": "close", "now": True}, ["'close' has a field", "none but type"]),
+        (sampling(temp=1), ["'sampling' has a field", "it knows temperature, top_p,"]),
+        (segment(size=1), ["'segment' has a field", "it knows mode, max_delay_ms"]),
     ],
     ids=briefly,
 )
@@ -183,6 +187,34 @@ def test_advice_names_the_field(wire: Wire, content: object, names: list[str]) -
     """The error says which field of ours is wrong and what it must be."""
     error = refusal(wire.decode_request, frame(wire, content))
     assert all(name in str(error) for name in names)
+
+
+@both_native
+@pytest.mark.parametrize("name", ["secret", "secret` - at `$.secret", "\n - at `$.sampling`", ""])
+def test_unknown_fields_are_not_repeated(wire: Wire, name: str) -> None:
+    """Whatever a field that is not ours is called, the error has names of ours alone."""
+    for content in (config(**{name: 1}), sampling(**{name: 1}), context("a") | {name: 1}):
+        error = str(refusal(wire.decode_request, frame(wire, content)))
+        assert "has a field that" in error
+        assert "secret" not in error
+        assert error.isprintable()
+
+
+@both_native
+@pytest.mark.parametrize(
+    "unfit",
+    [{"played_ms": -1}, {"played_ms": 9e7}, {"played_ms": True}, {"played_ms": "x"}, {"at": 7}],
+    ids=briefly,
+)
+def test_what_was_to_be_cancelled_is_known(wire: Wire, unfit: dict[str, object]) -> None:
+    """A `cancel` that does not fit still says whose it is; without a fitting context it is nobody's."""
+    error = refusal(wire.decode_request, frame(wire, {"type": "cancel", "context": "a"} | unfit))
+    assert (error.context, error.cancels) == ("a", True)
+    for content in ({"context": 5}, {"context": ""}, {}):
+        error = refusal(wire.decode_request, frame(wire, {"type": "cancel"} | content | unfit))
+        assert (error.context, error.cancels) == (None, False)
+    error = refusal(wire.decode_request, frame(wire, {"type": "open", "context": "a"} | unfit))
+    assert (error.context, error.cancels) == ("a", False)
 
 
 DEPTH = 100_000

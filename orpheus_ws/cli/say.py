@@ -22,6 +22,7 @@ import numpy as np
 from orpheus_ws import config as configuration
 from orpheus_ws.audio import AUDIBLE
 from orpheus_ws.client import Backoff, connect
+from orpheus_ws.client.connection import check_url
 from orpheus_ws.errors import ClientError, Refused, StartupError
 from orpheus_ws.tokens import SAMPLE_RATE
 
@@ -40,7 +41,8 @@ PLAYERS: Final = (
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What `say` measured. Times are from handing over the text.
 
-    The real-time factor is audio over time until the server began to wait for the listener.
+    The real-time factor is audio over time until the server began to wait for the listener, the way
+    and all waiting included; `done.rtf` and the metrics count the engine's time alone.
     """
 
     time_to_first_byte_ms: float
@@ -52,7 +54,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 @click.command()
 @click.argument("text", nargs=-1)
 @click.option("-o", "--output", help="WAV file to write, or - for standard output.")
-@click.option("--url", default=DEFAULT_URL, show_default=True, help="The server.")
+@click.option("--url", help=f"The server; {DEFAULT_URL} if none is named.")
 @click.option("--local", is_flag=True, help="Start a server of its own with the embedded voice.")
 @click.option("--voice", help="One of the server's voices.")
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
@@ -60,14 +62,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def say(
     text: tuple[str, ...],
     output: str | None,
-    url: str,
+    url: str | None,
     *,
     local: bool,
     voice: str | None,
     as_json: bool,
     api_key: str | None,
 ) -> None:
-    """Speak TEXT (or standard input) into a WAV file, or aloud if no file is named."""
+    """Speak TEXT (or standard input) into a WAV file, or aloud if no file is named.
+
+    A server that is full is asked again for up to ten seconds. Where nothing listens, that is said at
+    once.
+    """
+    if local and url is not None:
+        raise click.UsageError("--local starts its own server; leave out --url")
+    url = url or DEFAULT_URL
+    check_url(url)
     words = " ".join(text) if text else sys.stdin.read()
     if not words.strip():
         raise click.UsageError("there is nothing to say: give TEXT or pipe it in")
@@ -84,7 +94,7 @@ def say(
         click.echo(
             f"time to first byte   {report.time_to_first_byte_ms:8.1f} ms\n"
             f"time to first audio  {'      --' if first_audio is None else f'{first_audio:8.1f}'} ms\n"
-            f"real-time factor     {report.real_time_factor:8.1f}\n"
+            f"real-time factor     {report.real_time_factor:8.1f} (waiting and the way included)\n"
             f"audio                {report.audio_seconds:8.2f} s",
             err=True,
         )

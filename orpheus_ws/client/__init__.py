@@ -15,12 +15,18 @@ from orpheus_ws.client.blocking import BlockingClient, BlockingUtterance, connec
 from orpheus_ws.client.lasting import Client, SpeakOptions, connect
 from orpheus_ws.client.text import SpokenText
 from orpheus_ws.client.utterance import Utterance
+from orpheus_ws.messages import Audio, Cancelled, Done, Sampling, Segmentation
 
 __all__ = [
+    "Audio",
     "Backoff",
     "BlockingClient",
     "BlockingUtterance",
+    "Cancelled",
     "Client",
+    "Done",
+    "Sampling",
+    "Segmentation",
     "SpeakOptions",
     "SpokenText",
     "Utterance",

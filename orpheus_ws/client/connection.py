@@ -6,13 +6,15 @@ lost stays lost.
 """
 
 import asyncio
+import contextlib
 import logging
 import socket as socket_module
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import urlsplit
 
+import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_websocket
 from websockets.exceptions import (
@@ -52,12 +54,24 @@ _FRAMES_LOG: Final = logging.getLogger("orpheus_ws.client.frames")
 _FRAMES_LOG.setLevel(logging.CRITICAL)
 
 
+def check_url(url: str) -> None:
+    """Raise `ClientError` if no server can be at this address."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("ws", "wss") and parts.hostname and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ClientError("the URL must be like ws://host:port/v1/tts")
+
+
 async def open_connection(url: str, *, api_key: str | None, open_timeout: float) -> "Connection":
     """Open a socket and wait for the server's `ready`; cancelling leaves nothing open.
 
     Raises `Refused` when the server answers with an HTTP status, `Unreachable` when it does not
     answer, and `ClientError` when it cannot be talked to at all.
     """
+    check_url(url)
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         socket = await connect_websocket(
@@ -192,14 +206,8 @@ async def _greeting(socket: ClientConnection, seconds: float) -> m.Ready:
 
 def _failed(url: str, error: Exception) -> ClientError:
     """Why no socket could be opened, as far as the kind of error tells."""
-    wrong = ClientError("the URL must be like ws://host:port/v1/tts")
-    try:
-        parts = urlsplit(url)
-        where = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'wss' else 80)}"
-    except ValueError:
-        return wrong
-    if parts.scheme not in ("ws", "wss") or not parts.hostname:
-        return wrong
+    parts = urlsplit(url)
+    where = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'wss' else 80)}"
     match error:
         case ConnectionRefusedError():
             return Unreachable(f"nothing listens at {where}: is the server running?")
@@ -222,25 +230,47 @@ def _failed(url: str, error: Exception) -> ClientError:
 
 
 def _is_loopback(url: str) -> bool:
-    try:
-        host = urlsplit(url).hostname or ""
-    except ValueError:
-        return False
+    host = urlsplit(url).hostname or ""
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+_Line = Annotated[str, msgspec.Meta(max_length=200, pattern=r"\A[ -~]*\Z")]
+
+
+class _Refusal(msgspec.Struct):
+    """The body of a refusal of our server's. What else answers seldom fits, and is not shown."""
+
+    error: _Line
+    message: _Line
 
 
 def _refused(error: InvalidStatus) -> Refused:
     status = error.response.status_code
     retry_after = error.response.headers.get("Retry-After", "")
-    advice = {
-        401: "no valid key was sent (api_key=, --api-key or ORPHEUS_API_KEY)",
-        403: "this origin is not allowed",
-        404: "there is no speech at this path; it is usually /v1/tts",
-        429: "too many streams with this key",
-        503: "all streams are in use or the server is going away",
-    }.get(status, "the server refused the handshake")
-    seconds = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
-    return Refused(f"HTTP {status}: {advice}", status=status, retry_after=seconds)
+    said: _Refusal | None = None
+    with contextlib.suppress(msgspec.DecodeError, UnicodeError):
+        said = msgspec.json.decode(error.response.body, type=_Refusal)
+    if status == 401:
+        # Here it is known better than there where a user of this client puts a key.
+        advice = (
+            "no valid key was sent, or the token is wrong or has expired "
+            "(api_key=, --api-key or ORPHEUS_API_KEY)"
+        )
+    elif said is not None:
+        advice = said.message
+    else:
+        advice = {
+            403: "this origin is not allowed",
+            404: "there is no speech at this path; it is usually /v1/tts",
+            429: "too many streams with this key",
+            503: "all streams are in use or the server is going away",
+        }.get(status, "the server refused the handshake")
+    return Refused(
+        f"HTTP {status}: {advice}",
+        status=status,
+        reason=None if said is None else said.error,
+        retry_after=float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None,
+    )
 
 
 def _disconnected(error: ConnectionClosed) -> Disconnected:

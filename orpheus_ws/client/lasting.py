@@ -16,7 +16,7 @@ from msgspec import UNSET
 from orpheus_ws import messages as m
 from orpheus_ws.client.backoff import PATIENCE_SECONDS, Backoff
 from orpheus_ws.client.connection import CLOSED, Connection, open_connection
-from orpheus_ws.client.text import SpokenText
+from orpheus_ws.client.text import SpokenText, check_text
 from orpheus_ws.client.utterance import Utterance
 from orpheus_ws.errors import Disconnected
 
@@ -53,7 +53,7 @@ async def connect(
     When the socket is lost, closed, or about to be, the next utterance gets a fresh one. Opening,
     the first time too, is tried again for `patience` seconds if a moment later it may work: no
     answer, or HTTP 408, 429 or 5xx, waiting at least `Retry-After`. Then, or at once if it is not
-    that kind, it raises `Refused` (with `status` and `retry_after`), `Unreachable`, or
+    that kind, it raises `Refused` (with `status`, `reason` and `retry_after`), `Unreachable`, or
     `ClientError` when what answers does not speak the protocol. One attempt may take
     `open_timeout` seconds, the last one too. `patience=0` tries once.
     """
@@ -96,8 +96,9 @@ class Client:
         language models' streams have it, is passed over. An ordinary iterator is read on a thread of
         its own. Nothing is sent before the utterance is iterated. A long text is handed over as it is
         spoken; more than `ready.limits.text_chars` characters without the end of a sentence are
-        refused with `text_too_long`.
+        refused with `text_too_long`. Raises `ClientError` for what is no text.
         """
+        check_text(text)
         given = {name: UNSET if value is None else value for name, value in options.items()}
         opening = m.Open(context=f"u{next(self._numbers)}", **given)  # type: ignore[arg-type]
         return Utterance(self.connection, opening, text)

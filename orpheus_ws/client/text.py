@@ -20,7 +20,9 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from typing import Final
+from typing import Final, cast
+
+from orpheus_ws.errors import ClientError
 
 SpokenText = str | Iterable[str | None] | AsyncIterable[str | None]
 """Text as a whole, or in pieces as they come; None among them is passed over."""
@@ -32,6 +34,12 @@ _NATURAL: Final = re.compile(rf"(?:\n\n|{_SENTENCE_END})\s*\Z")
 
 _END: Final = object()
 _Wanted = queue.SimpleQueue[concurrent.futures.Future[object] | None]
+
+
+def check_text(text: object) -> None:
+    """Raise `ClientError` for what cannot be text at all, before anybody waits for it."""
+    if isinstance(text, bytes | bytearray) or not isinstance(text, Iterable | AsyncIterable):
+        raise ClientError("the text must be a str, or an iterator or async iterator of them")
 
 
 def is_whole(text: SpokenText) -> bool:
@@ -52,6 +60,8 @@ async def pieces(text: SpokenText, size: int) -> AsyncGenerator[str, None]:
     source = _source(text)
     try:
         async for piece in source:
+            if not isinstance(piece, str | None):
+                raise ClientError("a piece of the text is no str")
             # Half a surrogate pair, as cut JSON has it, cannot be sent and has no sound.
             rest = "" if piece is None else piece.encode("utf-8", "ignore").decode()
             while rest:
@@ -85,8 +95,7 @@ async def _each(text: Iterable[str | None]) -> AsyncGenerator[str | None, None]:
             piece = await asyncio.wrap_future(answer)
             if piece is _END:
                 return
-            assert piece is None or isinstance(piece, str)
-            yield piece
+            yield cast(str | None, piece)
     finally:
         wanted.put(None)
 

@@ -7,6 +7,7 @@ the caller's to decide about. However an utterance is left, the server is told.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
@@ -82,8 +83,10 @@ class Utterance:
 
         The loop over the utterance ends once the server has confirmed, or at once if nothing was
         sent yet; no audio comes after that. One that is cancelled before it is iterated says
-        nothing; one that has ended stays as it is.
+        nothing; one that has ended stays as it is. A player that counts a little below zero has
+        played nothing. What is no number cancels as well, without it, and then raises `ClientError`.
         """
+        heard = None if played_ms is None else _milliseconds(played_ms)
         self._cancelled = True
         self._repeatable = False
         if self._connection is None:
@@ -91,7 +94,9 @@ class Utterance:
         else:
             # If the socket is lost, the loop says so.
             with contextlib.suppress(ClientError):
-                await self._connection.send(m.Cancel(context=self.context, played_ms=played_ms))
+                await self._connection.send(m.Cancel(context=self.context, played_ms=heard))
+        if played_ms is not None and heard is None:
+            raise ClientError("played_ms must be a number; it was cancelled without one")
 
     async def _attempt(self) -> AsyncGenerator[m.ServerMessage, None]:
         """Speak on one connection; yields what the server says, the terminal message included."""
@@ -159,3 +164,12 @@ class Utterance:
                     await self._room.acquire()
                     sent, parts = 0, parts + 1
         await connection.send(m.End(context=self.context))
+
+
+def _milliseconds(played: float) -> float | None:
+    """What the protocol takes for this number, of whatever library's kind; None if it is none."""
+    try:
+        number = float(played)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if math.isnan(number) else min(max(number, 0.0), m.MAX_PLAYED_MS)

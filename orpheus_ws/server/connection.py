@@ -127,19 +127,20 @@ class Connection:
     async def _read(self) -> None:
         async for frame in self._socket:
             self._active_at = clock()
+            refused: BadMessage | None = None
             try:
                 self._check_size(frame)
                 message = self._wire.decode_request(frame)
             except BadMessage as error:
-                await self._send(self._session.refuse(error))
-                if error.close_code is not None:
-                    await self._close(error.close_code, error.code)
-                    return
-                await asyncio.sleep(0)
-                continue
-            replies = self._session.receive(message, clock())
+                refused = error
+                replies = self._session.refuse(error)
+            else:
+                replies = self._session.receive(message, clock())
             self._interrupt_ended()
             await self._send_all(replies)
+            if refused is not None and refused.close_code is not None:
+                await self._close(refused.close_code, refused.code)
+                return
             self._news.set()
             # Queued frames are read without waiting: a flood must not keep the others from theirs.
             await asyncio.sleep(0)

@@ -117,7 +117,10 @@ class Handshake:
         name = auth.identify(self._access, request.headers, request.path, time.time())
         if name is None:
             response = self._refuse(
-                connection, 401, "auth", "send a valid key as 'Authorization: Bearer KEY'"
+                connection,
+                401,
+                "auth",
+                "send a valid key as 'Authorization: Bearer KEY', or a ?token= that has not expired",
             )
             response.headers["WWW-Authenticate"] = "Bearer"
             return response

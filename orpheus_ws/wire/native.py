@@ -13,7 +13,14 @@ from typing import Final, Literal, TypeVar, get_args
 import msgspec
 
 from orpheus_ws.errors import BadMessage, Undecodable, WrongFrameKind
-from orpheus_ws.messages import Audio, ClientMessage, ContextId, ServerMessage
+from orpheus_ws.messages import (
+    Audio,
+    ClientMessage,
+    ContextId,
+    Sampling,
+    Segmentation,
+    ServerMessage,
+)
 
 _AUDIO_HEADER: Final = struct.Struct("<BBHIQ")
 _AUDIO_VERSION: Final = 1
@@ -32,6 +39,11 @@ _EXPECTED: Final = re.compile(
     r"Expected (?P<what>.+?)(?:, got `\w+`)? - at `\$\.(?P<path>[\w.]+)`\Z"
 )
 _NOT_ALLOWED: Final = re.compile(r"Invalid .* - at `\$\.(?P<path>[\w.]+)`\Z", re.DOTALL)
+# The name is the peer's and may be anything, so what follows it counts only at the very end.
+_UNKNOWN: Final = re.compile(
+    r"Object contains unknown field .*?(?: - at `\$\.(?P<path>[\w.]+)`)?\Z", re.DOTALL
+)
+_PARTS: Final[dict[str, type[msgspec.Struct]]] = {"sampling": Sampling, "segment": Segmentation}
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>\w+)`")
 
 
@@ -134,38 +146,65 @@ def _decode(decode: Callable[[_F], _T], frame: _F, schema: object) -> _T:
     try:
         return decode(frame)
     except msgspec.ValidationError as error:
-        raise BadMessage(_advice(str(error), schema), context=_refused_open(frame)) from None
+        meant = _glimpse(frame, _Addressed)
+        raise BadMessage(
+            _advice(str(error), _kind(frame, schema), schema),
+            context=None if meant is None else meant.context,
+            cancels=meant is not None and meant.type == "cancel",
+        ) from None
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         raise Undecodable("the frame is not valid msgpack or JSON") from None
 
 
-class _Opening(msgspec.Struct):
-    type: Literal["open"]
+class _Typed(msgspec.Struct):
+    type: str
+
+
+class _Addressed(msgspec.Struct):
+    """What matters for its context even if the rest does not fit."""
+
+    type: Literal["open", "cancel"]
     context: ContextId
 
 
-def _refused_open(frame: str | bytes) -> str | None:
-    """The context that a message which does not fit would have opened, if it was an `open`."""
+def _glimpse(frame: str | bytes, schema: type[_T]) -> _T | None:
+    """Part of a message that does not fit, if that part does."""
     try:
         if isinstance(frame, str):
-            return msgspec.json.decode(frame, type=_Opening).context
-        return msgspec.msgpack.decode(frame, type=_Opening).context
+            return msgspec.json.decode(frame, type=schema)
+        return msgspec.msgpack.decode(frame, type=schema)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         return None
 
 
-def _advice(text: str, schema: object) -> str:
+def _kind(frame: str | bytes, schema: object) -> type[msgspec.Struct] | None:
+    """The class of a message that does not fit, if its type is one of the schema's."""
+    typed = _glimpse(frame, _Typed)
+    kinds = {kind.__struct_config__.tag: kind for kind in get_args(schema)}
+    return None if typed is None else kinds.get(typed.type)
+
+
+def _advice(text: str, kind: type[msgspec.Struct] | None, schema: object) -> str:
     """Say what is wrong in terms of our schema, without repeating anything the peer sent."""
     if expected := _EXPECTED.match(text):
         what = expected["what"].replace("`", "")
         return f"{expected['path']!r} must be {what}"
     if missing := _MISSING.match(text):
         return f"the message lacks the field {missing['field']!r}"
-    if text.startswith("Object contains unknown field"):
-        return "the message has a field that its type does not know; see the protocol's table"
+    if unknown := _UNKNOWN.match(text):
+        path = unknown["path"]
+        return _unknown_field(path, kind if path is None else _PARTS.get(path))
     if "`$.type`" in text:
         types = [str(kind.__struct_config__.tag) for kind in get_args(schema)]
         return f"'type' must be one of {', '.join(types)}"
     if not_allowed := _NOT_ALLOWED.match(text):
         return f"{not_allowed['path']!r} has a value that is not allowed; see the protocol's table"
     return "the message does not fit the protocol's table of fields"
+
+
+def _unknown_field(path: str | None, kind: type[msgspec.Struct] | None) -> str:
+    if kind is None:
+        return "the message has a field that its type does not know; see the protocol's table"
+    name = path or str(kind.__struct_config__.tag)
+    fields = ", ".join(kind.__struct_fields__)
+    return f"{name!r} has a field that it does not know; it knows {fields or 'none but type'}"
