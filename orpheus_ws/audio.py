@@ -153,6 +153,8 @@ class Portion(NamedTuple):
 
     at_least: int
     at_most: int
+    patience: float = 0.0
+    """Seconds after which fewer than `at_least` will do."""
 
 
 MOST_FRAMES: Final = 8
@@ -164,13 +166,14 @@ def portion(in_hand: float, lead: float, group_lead: float) -> Portion:
 
     A listener with little in hand gets every frame as soon as it is there, and never more than
     `lead` seconds are under way. Once `group_lead` seconds are in hand (0: never), up to a quarter
-    of them is waited for, so that one message carries several frames.
+    of them is waited for, so that one message carries several frames; but only while half of them
+    are left, so that what an engine said before it stalled is not missed.
     """
     at_least = 1
     if 0 < group_lead <= in_hand:
         at_least = max(1, min(MOST_FRAMES, int(in_hand / 4 / FRAME_SECONDS)))
     at_most = int((lead - in_hand) / FRAME_SECONDS)
-    return Portion(at_least, max(at_least, min(MOST_FRAMES, at_most)))
+    return Portion(at_least, max(at_least, min(MOST_FRAMES, at_most)), in_hand / 2)
 
 
 class Player:
