@@ -74,7 +74,8 @@ async def open_connection(url: str, *, api_key: str | None, open_timeout: float)
         )
     except InvalidStatus as error:
         raise _refused(error) from error
-    except (OSError, ImportError, ValueError, WebSocketException) as error:
+    # A header that is there twice is a LookupError.
+    except (OSError, ImportError, ValueError, LookupError, WebSocketException) as error:
         raise _failed(url, error) from error
     try:
         return Connection(socket, await _greeting(socket, open_timeout))
@@ -231,7 +232,6 @@ def _is_loopback(url: str) -> bool:
 
 def _refused(error: InvalidStatus) -> Refused:
     status = error.response.status_code
-    retry_after = error.response.headers.get("Retry-After", "")
     advice = {
         401: "no valid key was sent (api_key=, --api-key or ORPHEUS_API_KEY)",
         403: "this origin is not allowed",
@@ -239,8 +239,12 @@ def _refused(error: InvalidStatus) -> Refused:
         429: "too many streams with this key",
         503: "all streams are in use or the server is going away",
     }.get(status, "the server refused the handshake")
-    seconds = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None
-    return Refused(f"HTTP {status}: {advice}", status=status, retry_after=seconds)
+    # A proxy may have added one; and it may be a date, which is for clocks that agree.
+    asked = error.response.headers.get_all("Retry-After")
+    seconds = [float(value) for value in asked if value.isascii() and value.isdigit()]
+    return Refused(
+        f"HTTP {status}: {advice}", status=status, retry_after=max(seconds, default=None)
+    )
 
 
 def _disconnected(error: ConnectionClosed) -> Disconnected:
