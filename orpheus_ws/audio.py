@@ -156,6 +156,11 @@ class Portion(NamedTuple):
     in_hand: float = 0.0
     """Seconds of audio that the listener still has."""
 
+    @property
+    def patience(self) -> float:
+        """Seconds after which fewer than `at_least` will do: before half of that is played."""
+        return self.in_hand / 2
+
 
 MOST_FRAMES: Final = 8
 """Of one portion, so of one message: 0.68 s."""
@@ -166,7 +171,8 @@ def portion(in_hand: float, lead: float, group_lead: float) -> Portion:
 
     A listener with little in hand gets every frame as soon as it is there, and never more than
     `lead` seconds are under way. Once `group_lead` seconds are in hand (0: never), up to a quarter
-    of them is waited for, so that one message carries several frames.
+    of them is waited for, so that one message carries several frames; but only while half of them
+    are left, so that what an engine said before it stalled is not missed.
     """
     at_least = 1
     if 0 < group_lead <= in_hand:

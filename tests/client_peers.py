@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
@@ -131,7 +132,9 @@ async def faulty(*behaviours: Behaviour) -> AsyncIterator[Faulty]:
 
 @contextlib.asynccontextmanager
 async def refusing(
-    *statuses: int, headers: dict[str, str] | None = None, body: str = "no\n"
+    *statuses: int,
+    headers: dict[str, str] | list[tuple[str, str]] | None = None,
+    body: str = "no\n",
 ) -> AsyncIterator[tuple[str, list[int]]]:
     """A server that answers the handshake with each status in turn; then the last for ever.
 
@@ -143,7 +146,7 @@ async def refusing(
         status = statuses[min(len(answered), len(statuses) - 1)]
         answered.append(status)
         response = connection.respond(HTTPStatus(status), body)
-        for name, value in (headers or {}).items():
+        for name, value in Headers(headers or {}).raw_items():
             response.headers[name] = value
         return response
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TypeVar
 
 import pytest
@@ -190,6 +190,28 @@ async def test_errors() -> None:
         await asyncio.to_thread(refused, started.address.url)
     async with server() as started:
         await in_a_script(started, script)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("kind", ["ordinary", "asynchronous"])
+async def test_a_text_that_exits(error: BaseException, kind: str) -> None:
+    """A writer that ends the program ends the script that iterates, and no other utterance."""
+
+    def ordinary() -> Iterator[str]:
+        yield "One. "
+        raise error
+
+    async def asynchronous() -> AsyncIterator[str]:
+        yield "One. "
+        raise error
+
+    def script(client: BlockingClient) -> bytes:
+        with pytest.raises(type(error)):
+            client.speak(ordinary() if kind == "ordinary" else asynchronous()).read()
+        return client.speak("Hi.").read()
+
+    async with server() as started:
+        assert await in_a_script(started, script)
 
 
 async def test_after_the_block() -> None:

@@ -188,6 +188,25 @@ async def test_a_proxy_without_a_server_behind() -> None:
     assert sum(time.slept) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("status", "name", "values", "asked"),
+    [
+        (503, "Retry-After", ("1", "2"), 2.0),
+        (503, "Retry-After", ("3", "Wed, 21 Oct 2026 07:28:00 GMT"), 3.0),
+        (302, "Location", ("/a", "/b"), None),
+    ],
+)
+async def test_a_header_that_comes_twice(
+    status: int, name: str, values: tuple[str, ...], asked: float | None
+) -> None:
+    """What a proxy adds to a refusal does not change what is raised; the longer wait counts."""
+    async with refusing(status, headers=[(name, value) for value in values]) as (url, _):
+        with pytest.raises(ClientError) as failed:
+            async with connect(url, patience=0):
+                pass
+    assert getattr(failed.value, "retry_after", None) == asked
+
+
 async def test_a_socket_that_is_closing() -> None:
     """A socket that the server is closing gets no new work, however long the closing takes."""
 

@@ -102,6 +102,17 @@ async def test_a_tiny_limit() -> None:
             await said(client, "Hello. You. ")
 
 
+@pytest.mark.parametrize("letter", ["a", "é", "語", "𝒜"])
+async def test_tiny_messages(letter: str) -> None:
+    """However short the server wants its messages, a long text fits, whatever it is written in."""
+    async with (
+        server("limits.message_bytes=256") as started,
+        connect(started.address.url) as client,
+    ):
+        text = f"{letter * 20}. " * 60
+        assert "".join(await said(client, text)).replace(" ", "") == text.replace(" ", "")
+
+
 async def test_an_ordinary_iterator_does_not_block() -> None:
     """A generator that waits for its next word keeps nobody from speaking meanwhile."""
     written = threading.Event()

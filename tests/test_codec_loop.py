@@ -77,7 +77,9 @@ async def one_stream(loop: CodecLoop, number: int, chance: random.Random) -> Non
     pushing = asyncio.create_task(push_all(stream, codes, chance))
     taken: list[Samples] = []
     while len(
-        samples := await stream.take(Portion(1 + chance.randrange(3), 3 + chance.randrange(9)))
+        samples := await stream.take(
+            Portion(1 + chance.randrange(3), 3 + chance.randrange(9), chance.choice([0.0, 3600.0]))
+        )
     ):
         taken.append(samples)
         if leave_early:
@@ -152,24 +154,6 @@ async def test_one_turn_is_one_batch() -> None:
         stream.push(frames(1, 2))
     await asyncio.gather(*takes)
     assert decoder.batches == [8]
-    await loop.close()
-
-
-async def test_a_portion_is_waited_for() -> None:
-    """`take` waits until there are as many frames as it was asked to wait for, or the end."""
-    loop, decoder = await start()
-    stream = opened(loop)
-    taking = asyncio.create_task(stream.take(Portion(3, 4)))
-    stream.push(frames(1, 2))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert decoder.batches == []
-    stream.push(frames(3))
-    assert heard([await taking]) == [1, 2]
-    taking = asyncio.create_task(stream.take(Portion(3, 4)))
-    stream.push(frames(4))
-    stream.finish()
-    assert heard([await taking]) == [3, 4]
     await loop.close()
 
 

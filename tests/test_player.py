@@ -1,5 +1,7 @@
 """The virtual player: what a listener with a small buffer hears."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,9 +128,43 @@ SECONDS = st.floats(0, 12)
 @given(in_hand=SECONDS, lead=st.floats(0.2, 10), group_lead=SECONDS)
 def test_portions_keep_their_bounds(in_hand: float, lead: float, group_lead: float) -> None:
     """A portion is 1…8 frames; what is waited for is at most a quarter of what is in hand."""
-    at_least, at_most, _ = portion(in_hand, lead, group_lead)
+    asked = portion(in_hand, lead, group_lead)
+    at_least, at_most, patience = asked.at_least, asked.at_most, asked.patience
     assert 1 <= at_least <= at_most <= MOST_FRAMES
     assert at_least == 1 or at_least * FRAME_SECONDS <= in_hand / 4
+    assert patience <= in_hand / 2
+
+
+def heard_at(arrivals: list[float], lead: float, group_lead: float) -> float:
+    """When a listener has heard everything whose engine says its frames at these times."""
+    player, now, sent = Player(), 0.0, 0
+    while sent < len(arrivals):
+        next_up = portion(player.in_hand(now), lead, group_lead).at_least
+        now += player.seconds_until(lead - next_up * FRAME_SECONDS, now)
+        wanted = portion(player.in_hand(now), lead, group_lead)
+        last = min(sent + wanted.at_least, len(arrivals)) - 1
+        # When all are there, or time is over and at least one is.
+        now = max(now, min(arrivals[last], max(now + wanted.patience, arrivals[sent])))
+        ready = sum(arrival <= now for arrival in arrivals[sent : sent + wanted.at_most])
+        player.receive(ready * FRAME_SECONDS, now)
+        sent += ready
+    return now + player.in_hand(now)
+
+
+@given(
+    bursts=st.lists(st.tuples(st.integers(1, 40), st.floats(0, 6)), min_size=1, max_size=8),
+    pace=st.floats(0.02, 0.2),
+    lead=st.floats(0.2, 10),
+    group_lead=st.floats(0.1, 2),
+)
+def test_grouping_starves_nobody(
+    bursts: list[tuple[int, float]], pace: float, lead: float, group_lead: float
+) -> None:
+    """However an engine stalls, a listener hears the end no later than without grouping."""
+    gaps = [gap for frames, stall in bursts for gap in (*[pace] * frames, stall)]
+    arrivals = list(itertools.accumulate(gaps))
+    alone = heard_at(arrivals, lead, 0.0)
+    assert heard_at(arrivals, lead, group_lead) <= alone + 1e-6
 
 
 @given(in_hand=SECONDS, lead=st.floats(0.2, 10), group_lead=SECONDS)

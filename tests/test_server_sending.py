@@ -3,13 +3,16 @@
 import asyncio
 
 import pytest
+from websockets.frames import Frame, Opcode
 
 from orpheus_ws import messages as m
+from orpheus_ws.context import Context, Reason
 from orpheus_ws.engine.simulated import Options, SimulatedEngine
 from orpheus_ws.metrics import clock
-from orpheus_ws.server.outbox import Outbox
+from orpheus_ws.server.outbox import TURN_BYTES, Outbox
 from orpheus_ws.tokens import SAMPLES_PER_FRAME
-from tests.harness import audio, pcm
+from orpheus_ws.wire.native import MsgpackWire
+from tests.harness import audio, pcm, turns_until
 from tests.server_peers import SENTENCE, metric, one
 
 LONG = " ".join([SENTENCE] * 3)
@@ -50,15 +53,60 @@ async def test_a_broken_connection_keeps_nobody_from_theirs(error: Exception) ->
     broken, gone = _Connection(sent, "broken", error), _Connection(sent, "gone")
     gone.transport.closing = True
     for connection in (_Connection(sent, "first"), broken, gone, _Connection(sent, "last")):
-        outbox.post(connection)  # type: ignore[arg-type]
+        outbox.post(connection, 1)  # type: ignore[arg-type]
     assert sent == []
     await asyncio.sleep(0)
     assert sent == ["first", "last"]
     assert broken.transport.aborted
     assert not gone.transport.aborted
-    outbox.post(_Connection(sent, "again"))  # type: ignore[arg-type]
+    outbox.post(_Connection(sent, "again"), 1)  # type: ignore[arg-type]
     await asyncio.sleep(0)
     assert sent == ["first", "last", "again"]
+
+
+async def test_one_turn_does_not_fill_the_memory() -> None:
+    """However much there is to say at once, it waits for the peer to read, and all of it arrives."""
+    chars, contexts = 19_000, 32
+    async with one() as (started, peer):
+        (connection,) = started._connections
+        await peer.send(m.Config(segment=m.Segmentation(mode="flush")))
+        for context in range(contexts):
+            await peer.send(m.Text(context=str(context), text="語" * chars))
+        await peer.fence()
+        transport = connection._socket.transport
+        peer.socket.transport.pause_reading()
+        await peer.send(m.Cancel(context="*", played_ms=0.0))
+        await turns_until(lambda: connection._socket.paused)
+        assert transport.get_write_buffer_size() < 2 * TURN_BYTES + 3 * chars
+        peer.socket.transport.resume_reading()
+        endings = [await peer.wait_for(m.Cancelled) for _ in range(contexts)]
+    assert [len(ending.text_remaining or "") for ending in endings] == [chars] * contexts
+
+
+async def test_nothing_of_a_context_follows_its_end() -> None:
+    """Cancelled while its last messages wait for a slow peer, a context sends no more of them."""
+    async with one() as (started, peer):
+        (connection,) = started._connections
+        socket = connection._socket
+        await peer.send(m.Config(words=True, sampling=m.Sampling(max_tokens=21)))
+        await peer.say("a", SENTENCE)
+        end_segment = Context.end_segment
+
+        def paused(context: Context, text: str, reason: Reason) -> list[m.ServerMessage]:
+            socket.pause_writing()
+            return end_segment(context, text, reason)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Context, "end_segment", paused)
+            await turns_until(lambda: bool(socket.drain_waiters))
+        # In one turn the peer says that it has heard enough, and reads what there was.
+        cancel = MsgpackWire().encode_request(m.Cancel(context="a"))
+        socket.data_received(Frame(Opcode.BINARY, cancel).serialize(mask=True))
+        socket.resume_writing()
+        received = await peer.utterance("a")
+        assert isinstance(received[-2], m.Warn)
+        assert isinstance(received[-1], m.Cancelled)
+        assert await peer.fence() == []
 
 
 async def test_each_frame_leaves_by_itself_without_a_lead() -> None:

@@ -3,6 +3,9 @@
 import asyncio
 import fcntl
 import gc
+import logging
+import os
+import socket
 import struct
 import termios
 
@@ -20,11 +23,11 @@ MAX_UNSENT = 131_072
 the kernel."""
 
 
-def unsent(socket: ServerConnection) -> int:
+def unsent(connection: ServerConnection) -> int:
     """Bytes that were sent to a client and have not arrived: in this process, and in the kernel."""
-    sock = socket.transport.get_extra_info("socket")
+    sock = connection.transport.get_extra_info("socket")
     queued = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
-    return int(socket.transport.get_write_buffer_size()) + int(struct.unpack("i", queued)[0])
+    return int(connection.transport.get_write_buffer_size()) + int(struct.unpack("i", queued)[0])
 
 
 async def fall_silent(slow: Peer, lead_ms: int = 2000) -> None:
@@ -51,17 +54,14 @@ async def test_what_waits_for_a_slow_consumer(lead_ms: int) -> None:
         peer(started.address.url, receive_buffer=SMALL_BUFFER) as slow,
     ):
         (connection,) = started._connections
-        socket = connection._socket
         await fall_silent(slow, lead_ms)
         most = 0
-        while socket.protocol.close_sent is None:
-            most = max(most, unsent(socket))
+        protocol = connection._socket.protocol
+        while protocol.close_sent is None:
+            most = max(most, unsent(connection._socket))
             await asyncio.sleep(0)
         assert 32_768 < most < MAX_UNSENT
-        assert (socket.protocol.close_sent.code, socket.protocol.close_sent.reason) == (
-            1008,
-            "slow_consumer",
-        )
+        assert (protocol.close_sent.code, protocol.close_sent.reason) == (1008, "slow_consumer")
         await turns_until(lambda: not started._connections)
         assert await metric(started, "orpheus_socket_closes_total", code="1008") == 1
         slow.socket.transport.abort()
@@ -95,3 +95,21 @@ async def test_nothing_is_left_of_a_slow_consumer() -> None:
         await turns_until(lambda: held(started) == before)
         gc.collect()
         assert not [reference for reference in remains if reference() is not None]
+
+
+async def test_a_slow_consumer_that_half_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    """A client that reads nothing and says that it will send nothing more is gone, without a fuss."""
+    async with (
+        server(ENDLESS[0], "server.write_seconds=600") as started,
+        peer(started.address.url, receive_buffer=SMALL_BUFFER) as slow,
+    ):
+        (connection,) = started._connections
+        await fall_silent(slow)
+        await turns_until(lambda: connection._socket.paused)
+        own = slow.socket.transport.get_extra_info("socket")
+        with socket.socket(fileno=os.dup(own.fileno())) as half:
+            half.shutdown(socket.SHUT_WR)
+        slow.socket.transport.resume_reading()
+        await turns_until(lambda: not started._connections)
+        assert await metric(started, "orpheus_contexts_total", outcome="disconnected") == 2
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -175,7 +175,10 @@ class _LoopThread:
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.get_loop().run_forever()
+            while not self._stopped:
+                # A text that exits is for whoever iterates the utterance; others go on.
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                    runner.get_loop().run_forever()
 
 
 async def _close(messages: AsyncGenerator[Any, None]) -> None:

@@ -88,7 +88,8 @@ async def open_connection(url: str, *, api_key: str | None, open_timeout: float)
         )
     except InvalidStatus as error:
         raise _refused(error) from error
-    except (OSError, ImportError, ValueError, WebSocketException) as error:
+    # A header that is there twice is a LookupError.
+    except (OSError, ImportError, ValueError, LookupError, WebSocketException) as error:
         raise _failed(url, error) from error
     try:
         return Connection(socket, await _greeting(socket, open_timeout))
@@ -246,7 +247,9 @@ class _Refusal(msgspec.Struct):
 
 def _refused(error: InvalidStatus) -> Refused:
     status = error.response.status_code
-    retry_after = error.response.headers.get("Retry-After", "")
+    # A proxy may have added one; and it may be a date, which is for clocks that agree.
+    asked = error.response.headers.get_all("Retry-After")
+    seconds = [float(value) for value in asked if value.isascii() and value.isdigit()]
     said: _Refusal | None = None
     with contextlib.suppress(msgspec.DecodeError, UnicodeError):
         said = msgspec.json.decode(error.response.body, type=_Refusal)
@@ -269,7 +272,7 @@ def _refused(error: InvalidStatus) -> Refused:
         f"HTTP {status}: {advice}",
         status=status,
         reason=None if said is None else said.error,
-        retry_after=float(retry_after) if retry_after.isascii() and retry_after.isdigit() else None,
+        retry_after=max(seconds, default=None),
     )
 
 

@@ -17,7 +17,13 @@ from orpheus_ws.client.text import SpokenText, ends_sentence, is_whole, pieces
 from orpheus_ws.errors import ClientError, Disconnected
 
 PIECE_CHARS: Final = 4096
-"""A long text is sent in pieces of at most this many characters, well under a message's limit."""
+"""A long text is sent in pieces of at most this many characters."""
+
+LONGEST_CHAR: Final = 4
+"""Bytes of a character in a message."""
+
+FRAME_BYTES: Final = 64
+"""Far above what a message of text has besides the text."""
 
 PARTS: Final = 4
 """A long text is handed over in parts of a quarter of what may wait to be spoken. Two parts, each
@@ -47,7 +53,7 @@ class Utterance:
         self._cancelled = False
         # Of the attempt under way: where it is spoken, what came of it, room for more text.
         self._connection: Connection | None = None
-        self._inbox: asyncio.Queue[m.ServerMessage | Exception] = asyncio.Queue()
+        self._inbox: asyncio.Queue[m.ServerMessage | BaseException] = asyncio.Queue()
         self._room = asyncio.Semaphore()
         self._repeatable = True
 
@@ -108,7 +114,7 @@ class Utterance:
         try:
             while not ended:
                 message = await self._inbox.get()
-                if isinstance(message, Exception):
+                if isinstance(message, BaseException):
                     raise message
                 ended = self._note(message)
                 yield message
@@ -146,15 +152,17 @@ class Utterance:
             if task is None or not task.cancelling():
                 self._inbox.put_nowait(ClientError("what writes the text was cancelled"))
             raise
-        except Exception as error:  # noqa: BLE001 - raised where the utterance is iterated
+        except BaseException as error:  # noqa: BLE001 - raised where the utterance is iterated
             self._inbox.put_nowait(error)
 
     async def _send_text(self, connection: Connection) -> None:
         self._repeatable = self._repeatable and is_whole(self._text)
-        part = max(1, connection.ready.limits.text_chars // PARTS)
+        limits = connection.ready.limits
+        part = max(1, limits.text_chars // PARTS)
+        fits = max(1, (limits.message_bytes - FRAME_BYTES) // LONGEST_CHAR)
         sent = 0
         parts = 0
-        async with contextlib.aclosing(pieces(self._text, min(PIECE_CHARS, part))) as text:
+        async with contextlib.aclosing(pieces(self._text, min(PIECE_CHARS, part, fits))) as text:
             async for piece in text:
                 await connection.send(m.Text(context=self.context, text=piece))
                 sent += len(piece)

@@ -78,10 +78,10 @@ class CodecStream(Protocol):
     async def take(self, portion: Portion) -> Samples:
         """Wait for and decode so many frames, return the next samples; empty after the last ones.
 
-        The last portion of a segment may be smaller than asked for. A decoder that looks ahead
-        gives fewer samples at first and the rest at the end. Not asking is how a slow listener
-        holds the codec back. Cancelling is safe: the stream can only be closed afterwards. Raises
-        `Internal` when the decode failed.
+        The last portion of a segment may be smaller than asked for, and so may one that took too
+        long. A decoder that looks ahead gives fewer samples at first and the rest at the end. Not
+        asking is how a slow listener holds the codec back. Cancelling is safe: the stream can only
+        be closed afterwards. Raises `Internal` when the decode failed.
         """
         ...
 

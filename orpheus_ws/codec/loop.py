@@ -275,11 +275,23 @@ class _Stream:
             raise Internal("the audio could not be decoded")
         if self._complete:
             return _EMPTY
-        waiter: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Samples] = loop.create_future()
         self._waiter = waiter
         self._portion = portion
         self._dispatch()
-        return await waiter
+        if portion.at_least == 1:
+            return await waiter
+        timer = loop.call_later(portion.patience, self._settle)
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+
+    def _settle(self) -> None:
+        """Take what there is, or else what comes next."""
+        self._portion = self._portion._replace(at_least=1)
+        self._dispatch()
 
     def close(self) -> None:
         """See `CodecStream`."""

@@ -167,7 +167,8 @@ class Connection:
             match self._session.next(clock()):
                 case Speak(context, text, replies):
                     await self._send_all(replies)
-                    await self._utter(context, text)
+                    if context.live:
+                        await self._utter(context, text)
                 case Say(replies):
                     await self._send_all(replies)
                 case Wait(until):
@@ -219,11 +220,11 @@ class Connection:
         previous: float | None = None
         async with contextlib.aclosing(speech) as chunks:
             async for chunk in chunks:
+                if previous is None and context.live:
+                    await self._send(context.segment(text))
                 # Ended contexts are interrupted, but that takes a turn of the event loop.
                 if not context.live:
                     return
-                if previous is None:
-                    await self._send(context.segment(text))
                 previous = await self._send_chunk(voice, chunk, previous)
                 await self._pace(voice)
         if context.live:
@@ -236,7 +237,10 @@ class Connection:
             trace.segments += 1
             trace.first_sentence_at = trace.first_sentence_at or sent_at
             self._metrics.observe(trace, Moment.SEGMENT)
-        await self._send_all(context.end_segment(text, trace.reason))
+        for reply in context.end_segment(text, trace.reason):
+            # It may have ended while a slow peer was waited for.
+            if context.live:
+                await self._send(reply)
 
     async def _send_chunk(self, voice: Voice, chunk: Chunk, previous: float | None) -> float:
         """Send audio of a live context; return when it was sent."""
@@ -301,12 +305,13 @@ class Connection:
         The frame is in the socket's buffer before this first waits, so messages leave in the order
         of the calls and cancelling never cuts one. It waits only if the peer has fallen behind.
         """
-        if self._socket.protocol.state is OPEN and not self._socket.paused:
+        socket = self._socket
+        if socket.protocol.state is OPEN and not socket.paused and self._outbox.has_room(socket):
             self._put(message)
             return
         try:
             async with asyncio.timeout(self._server.write_seconds):
-                await self._socket.send(self._wire.encode_reply(message))
+                await socket.send(self._wire.encode_reply(message))
         except TimeoutError:
             seconds = self._server.write_seconds
             raise SlowConsumer(f"nothing was read for {seconds:g} s while audio was due") from None
@@ -315,10 +320,11 @@ class Connection:
         """Put a message into the open socket's own buffer, whether there is room or not."""
         frame = self._wire.encode_reply(message)
         if isinstance(frame, str):
-            self._socket.protocol.send_text(frame.encode())
+            frame = frame.encode()
+            self._socket.protocol.send_text(frame)
         else:
             self._socket.protocol.send_binary(frame)
-        self._outbox.post(self._socket)
+        self._outbox.post(self._socket, len(frame))
 
     async def _close(self, code: int, reason: str) -> None:
         """Close the socket, also if its peer never reads the close frame."""

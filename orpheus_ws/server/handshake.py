@@ -70,6 +70,15 @@ class AdmittedConnection(ServerConnection):
         if self.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.transport.abort()
 
+    def eof_received(self) -> None:
+        """Called by the event loop when the peer has left. What it did not read is for nobody.
+
+        asyncio would still write it, and a transport that has done so fails when it is aborted.
+        """
+        super().eof_received()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop exactly once for every accepted TCP connection."""
         self.lost = True
