@@ -59,6 +59,9 @@ class InFlight:
 
     def choose(self, ready: Sequence[Ready], max_frames: int) -> list[int]:
         """See `Policy`."""
+        frames = sum(stream.frames for stream in ready)
+        if len(ready) <= self._max_batch and frames <= max_frames:
+            return list(range(len(ready)))
 
         def urgency(index: int) -> tuple[bool, float]:
             stream = ready[index]
@@ -66,7 +69,7 @@ class InFlight:
 
         most_urgent = sorted(range(len(ready)), key=urgency)[: self._max_batch]
         altogether = accumulate(ready[index].frames for index in most_urgent)
-        fitting = sum(frames <= max_frames for frames in altogether)
+        fitting = sum(total <= max_frames for total in altogether)
         return most_urgent[: max(1, fitting)]
 
 
