@@ -91,6 +91,8 @@ class Context:
         self.handle = handle
         self.settings = settings
         self.state = State.OPEN
+        self.live = True
+        """Whether its terminal message is still to come."""
         self.trace = Trace()
         self.ended = False
         """No more text will come."""
@@ -111,11 +113,6 @@ class Context:
         self._stall_at: float | None = None
         self._warned: set[str] = set()
         moved(self, None, State.OPEN)
-
-    @property
-    def live(self) -> bool:
-        """Whether its terminal message is still to come."""
-        return self.state not in TERMINAL
 
     @property
     def unspoken_chars(self) -> int:
@@ -241,6 +238,7 @@ class Context:
         if new is old:
             return
         self.state = new
+        self.live = new not in TERMINAL
         self._moved(self, old, new)
 
     def done(self) -> m.Done:

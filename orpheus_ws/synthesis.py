@@ -129,7 +129,7 @@ class _Segment:
             ):
                 async for ids in groups:
                     self._accept(ids, stream)
-                    if self._assembler.ended or self._spent:
+                    if self._assembler.ended or self._assembler.tokens >= self._prompt.max_tokens:
                         break
         except OrpheusError:
             raise

@@ -74,7 +74,9 @@ class _Listener:
 
     async def listen(self, socket: ClientConnection) -> None:
         """Have sentences spoken until cancelled."""
-        await socket.send(_WIRE.encode_request(m.Open(context="c", lead_ms=LEAD_MS)))
+        # One seed for all: the ids are made once, as they are not the gateway's to make.
+        opening = m.Open(context="c", lead_ms=LEAD_MS, sampling=m.Sampling(seed=0))
+        await socket.send(_WIRE.encode_request(opening))
         for _ in range(SENTENCES_AHEAD):
             await self._ask(socket)
         try:

@@ -226,7 +226,8 @@ class Connection:
                 if not context.live:
                     return
                 previous = await self._send_chunk(voice, chunk, previous)
-                await self._pace(voice)
+                if voice.surplus() > 0:
+                    await self._pace(voice)
         if context.live:
             await self._end_segment(context, text, previous)
 

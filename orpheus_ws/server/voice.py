@@ -4,12 +4,16 @@ Rule: it knows the listener's virtual player and everything between samples and 
 memory. It sends nothing and waits for nothing.
 """
 
-from orpheus_ws.audio import Player, Portion, Shaper, portion
+from typing import Final
+
+from orpheus_ws.audio import MOST_FRAMES, Player, Portion, Shaper, portion
 from orpheus_ws.context import Context
 from orpheus_ws.engine import Prompt
 from orpheus_ws.metrics import clock
 from orpheus_ws.pcm import Output
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
+
+LARGEST_PORTION: Final = MOST_FRAMES * FRAME_SECONDS
 
 
 class Voice:
@@ -52,7 +56,10 @@ class Voice:
     def surplus(self) -> float:
         """Seconds until the listener has room for the next portion."""
         now = clock()
-        next_up = portion(self.player.in_hand(now), self._lead, self._group_lead).at_least
+        in_hand = self.player.in_hand(now)
+        if in_hand + LARGEST_PORTION <= self._lead:
+            return 0.0
+        next_up = portion(in_hand, self._lead, self._group_lead).at_least
         return self.player.seconds_until(self._lead - next_up * FRAME_SECONDS, now)
 
     def unheard(self) -> float:
