@@ -114,11 +114,7 @@ async def _say(
     lead = 2.0 if aloud else FILE_LEAD_MS / 1000
     factor = 0.0
     async with connect(url, api_key=api_key, backoff=Backoff(waiting=_waiting)) as client:
-        utterance = client.speak(
-            text,
-            voice=voice,
-            lead_ms=None if aloud else FILE_LEAD_MS,
-        )
+        utterance = client.speak(text, voice=voice, lead_ms=None if aloud else FILE_LEAD_MS)
         started = time.monotonic()
         async for chunk in utterance:
             now = time.monotonic() - started

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 import prometheus_client
 from prometheus_client import CollectorRegistry
+from websockets.asyncio.server import Server as Listener
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import CloseCode
 
@@ -324,21 +325,22 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
             ping_timeout=None,
             max_size=HARD_SIZE_FACTOR * server.config.limits.message_bytes,
         )
-
-    async def close() -> None:
-        server.admission.draining = True
-        listener.close(code=1001, reason="shutdown")
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await listener.wait_closed()
-        except TimeoutError:
-            # Peers that do not read do not see the close frame either.
-            for socket in list(listener.all_connections):
-                socket.transport.abort()
-            await listener.wait_closed()
-
-    stack.push_async_callback(close)
+    stack.push_async_callback(_close, server, listener)
     return int(listener.sockets[0].getsockname()[1])
+
+
+async def _close(server: Server, listener: Listener) -> None:
+    """Admit nobody any more, and close every socket with 1001."""
+    server.admission.draining = True
+    listener.close(code=1001, reason="shutdown")
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await listener.wait_closed()
+    except TimeoutError:
+        # Peers that do not read do not see the close frame either.
+        for socket in list(listener.all_connections):
+            socket.transport.abort()
+        await listener.wait_closed()
 
 
 @contextlib.contextmanager
