@@ -45,7 +45,7 @@ def test_the_schema() -> None:
     assert list(examined.checks) == CHECKS
     for check in examined.report["checks"]:
         assert set(check) == {"name", "status", "found", "advice"}
-        assert check["status"] in ("ok", "warning", "problem")
+        assert check["status"] in ("ok", "absent", "warning", "problem")
         assert check["found"]
     for status in ("problem", "warning"):
         count = sum(check["status"] == status for check in examined.report["checks"])
