@@ -316,9 +316,11 @@ async def test_ctrl_c(inside: str) -> None:
     }[inside]
     program = textwrap.dedent(
         f"""
-        import sys
+        import signal, sys
         from orpheus_ws.client import connect_sync
 
+        # As at a terminal; where the tests run in a shell's background it is ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         text = {SENTENCE!r}
         with connect_sync(sys.argv[1]) as client:
             try:
