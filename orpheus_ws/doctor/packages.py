@@ -13,6 +13,7 @@ DISTRIBUTION: Final = "orpheus-ws"
 EXTRAS: Final = {
     "codec": "SNAC",
     "pocket": "the embedded voice",
+    "torch": "Orpheus on PyTorch",
     "trtllm": "Orpheus on TensorRT-LLM",
 }
 """The extras that somebody who serves may want, and what for."""
