@@ -306,19 +306,24 @@ async def open_engine(config: EngineConfig) -> TorchEngine:
     Raises `StartupError`. Safe to cancel.
     """
     options = read_options(config.options, Options, "engine.options")
+    capacity = config.capacity or DEFAULT_CAPACITY
+    return await TorchEngine.start(capacity, lambda: _load(options, capacity))
+
+
+def check_options(options: Options) -> tuple[str, ...]:
+    """Look at the checkpoint without loading it; its voices. Raises `StartupError`. Blocking."""
     if not options.model:
         raise StartupError(
             "engine 'torch' needs a checkpoint: set engine.options.model to its directory"
         )
-    capacity = config.capacity or DEFAULT_CAPACITY
-    return await TorchEngine.start(capacity, lambda: _load(options, capacity))
+    check_config(options.model, options.context)
+    return read_voices(options.model)
 
 
 def _load(options: Options, slots: int) -> _Loaded:
     """Everything that can be wrong is found here, what takes no time first."""
     torch.set_num_threads(options.threads)
-    check_config(options.model, options.context)
-    voices = read_voices(options.model)
+    voices = check_options(options)
     check_device(options.device)
     tokenizer = load_tokenizer(options.model)
     model = load_model(

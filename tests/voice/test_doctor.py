@@ -47,3 +47,17 @@ def test_what_is_missing_for_the_embedded_voice() -> None:
     assert examined.code == 1
     assert examined.checks["engine"]["status"] == "problem"
     assert "pip install 'orpheus-ws[pocket]'" in examined.checks["engine"]["advice"]
+
+
+def test_the_torch_engine(tiny_checkpoint: Path) -> None:
+    """With a checkpoint it has no problem; without one it has, as for `serve`."""
+    torch = settings("engine.name=torch")
+    examined = doctor(
+        *FREE_PORTS, *torch, *settings(f"engine.options.model={tiny_checkpoint}"), prelude=""
+    )
+    assert examined.code == 0, examined.printed
+    assert examined.checks["engine"]["found"] == "torch, on cpu, 8 streams"
+    examined = doctor(*FREE_PORTS, *torch, prelude="")
+    assert examined.checks["engine"]["status"] == "problem"
+    assert "engine.options.model" in examined.checks["engine"]["advice"]
+    assert not serve_starts(*FREE_PORTS, *torch)
