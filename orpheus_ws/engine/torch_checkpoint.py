@@ -93,7 +93,7 @@ def load_tokenizer(folder: str) -> Tokenizer:
     content |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
     try:
         tokenizer = Tokenizer.from_buffer(msgspec.json.encode(content))
-        largest = max(tokenizer.get_vocab().values())
+        largest = max(content["model"]["vocab"].values())
     except Exception as error:
         # The library raises plain exceptions.
         raise StartupError(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers import LlamaForCausalLM, LogitsProcessorList
 
 from orpheus_ws import tokens
 from orpheus_ws.engine import Prompt
@@ -17,7 +17,7 @@ from tests.voice.torch_checkpoints import SENTENCE, batch_of, run, slot_model, t
 TEXTS = ("Hi.", SENTENCE, f"{SENTENCE} {SENTENCE}", "Thank you for calling!")
 
 
-class _Legal(LogitsProcessor):  # type: ignore[misc] - transformers is not read
+class _Legal:
     """Legality as the facts of the model have it, for one sequence with a prompt of `start` ids."""
 
     def __init__(self, start: int) -> None:
@@ -86,7 +86,7 @@ def test_sampled_ids_do_not_depend_on_company(tiny_checkpoint: Path) -> None:
     """Seeded requests get in company, in other slots, the very ids that they get alone."""
     batch = batch_of(tiny_checkpoint, 4)
     prompts = [prompt(text, seed=seed, max_tokens=90) for seed, text in enumerate(TEXTS)]
-    alone = {}
+    alone: dict[int, list[int]] = {}
     for number, each in enumerate(prompts):
         batch.join(0, number, each)
         alone |= run(batch)
