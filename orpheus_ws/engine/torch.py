@@ -4,8 +4,8 @@ Rule: one thread owns the model; the event loop owns the slots. They exchange re
 leave through one queue, and ids through one `call_soon_threadsafe` per step that completed anything. It
 is what other engines are held to and runs anywhere; it is not made to be fast.
 
-Not transformers' own continuous batching (read in 5.24): it has no seed and no repetition penalty per
-request, and wakes the event loop for every id.
+Not transformers' own continuous batching (read in 5.24): it has no seed of a request's own, leaves out
+the repetition penalty, and wakes the event loop for every id.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class _Request:
     groups: asyncio.Queue[Group["_Request"]] = field(default_factory=asyncio.Queue)
 
     def fail(self, reason: str) -> None:
-        self.groups.put_nowait(Group(self, (), last=True, failure=EngineFailed(reason)))
+        self.groups.put_nowait(Group(self, (), last=True, failure=reason))
 
 
 class _Loaded(NamedTuple):
@@ -150,7 +150,7 @@ class TorchEngine:
             while True:
                 group = await request.groups.get()
                 if group.failure is not None:
-                    raise group.failure
+                    raise EngineFailed(group.failure)
                 yield group.ids
                 if group.last:
                     return
@@ -275,10 +275,10 @@ class TorchEngine:
         try:
             batch.join(slot, request, request.prompt)
         except EngineFailed as error:
-            return [Group(request, (), last=True, failure=error)]
+            return [Group(request, (), last=True, failure=str(error))]
         except Exception as error:  # noqa: BLE001 - what has broken for everybody fails the next step
             _log.error("a prompt could not be read", extra={"error": type(error).__name__})
-            failure = EngineFailed("the engine could not read this text; reword it")
+            failure = "the engine could not read this text; reword it"
             return [Group(request, (), last=True, failure=failure)]
         return []
 

@@ -26,7 +26,7 @@ class Group(NamedTuple, Generic[_Owner]):
     owner: _Owner
     ids: Sequence[int]
     last: bool
-    failure: EngineFailed | None = None
+    failure: str | None = None
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Batch(Generic[_Owner]):
 
 def _advance(row: _Row[_Owner], token: int | None) -> Group[_Owner] | None:
     if token is None:
-        failure = EngineFailed(
+        failure = (
             "the model's output is not a number; the operator should set engine.options.dtype to "
             "float32 or bfloat16"
         )

@@ -47,8 +47,8 @@ def check_config(folder: str, context: int) -> None:
             f"the checkpoint in {folder!r} is quantized, which this engine does not run: give the "
             "checkpoint that it was made from"
         )
-    limit = config.get("max_position_embeddings", context)
-    if context > limit:
+    limit = config.get("max_position_embeddings")
+    if isinstance(limit, int) and context > limit:
         raise StartupError(f"the model reads {limit} ids: lower engine.options.context to that")
 
 
@@ -82,16 +82,11 @@ def load_tokenizer(folder: str) -> Tokenizer:
     Raises `StartupError`.
     """
     content = _read(folder, "tokenizer.json")
-    named = {token.get("id"): token.get("content") for token in content.get("added_tokens", ())}
-    if any(named.get(token) != name for token, name in _NAMES.items()):
-        raise StartupError(
-            f"the tokenizer in {folder!r} is not Llama 3's with Orpheus's ids: give the "
-            "tokenizer.json that was published with the model"
-        )
-    # With its added tokens it would find `<custom_token_9>` in a text, also with "special tokens"
-    # disabled: Orpheus's were not added as special.
-    content |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
     try:
+        named = {token["id"]: token["content"] for token in content["added_tokens"]}
+        # With them it would find `<custom_token_9>` in a text, also with "special tokens" disabled if
+        # Orpheus's were added as ordinary ones.
+        content |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
         tokenizer = Tokenizer.from_buffer(msgspec.json.encode(content))
         largest = max(content["model"]["vocab"].values())
     except Exception as error:
@@ -100,6 +95,11 @@ def load_tokenizer(folder: str) -> Tokenizer:
             f"the tokenizer in {folder!r} cannot be loaded ({type(error).__name__}): download its "
             "tokenizer.json again"
         ) from error
+    if any(named.get(token) != name for token, name in _NAMES.items()):
+        raise StartupError(
+            f"the tokenizer in {folder!r} is not Llama 3's with Orpheus's ids: give the "
+            "tokenizer.json that was published with the model"
+        )
     if largest >= tokens.FIRST_SPECIAL_ID:
         raise StartupError(
             f"the tokenizer in {folder!r} has text ids among the control ids, from "

@@ -1,9 +1,9 @@
 """Llama over a fixed number of slots: each has its own keys and values and its own position.
 
-Rule: what a slot gets is a function of what was fed to it, to the last bit. Every step has the same
-shape, whoever takes part: all slots are computed, idle ones for nothing. Keys are read in blocks of
-one size, and what is masked in them adds exactly nothing. So no kernel is chosen, and no sum is cut,
-by the company that a slot keeps.
+Rule: what a slot gets is a function of what was fed to it. Every step has the same shape, whoever takes
+part: all slots are computed, idle ones for nothing. Keys are read in blocks of one size, and what is
+masked in them adds exactly nothing. On CPUs this is exact to the last bit, which the tests check; on
+other devices torch may choose a kernel by how many blocks the longest slot has.
 
 The layers are transformers'. Its attention interface lets a function of ours put keys and values where
 they belong; its caches have one length for a whole batch.

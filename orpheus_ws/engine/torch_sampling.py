@@ -91,7 +91,7 @@ class Sampler:
         return order.gather(1, drawn.minimum(last))[:, 0]
 
     def _column(self, values: Iterable[float]) -> torch.Tensor:
-        return torch.tensor(list(values), device=self._device)[:, None]
+        return torch.tensor(list(values), dtype=torch.float32, device=self._device)[:, None]
 
 
 def _legal_columns(columns: range) -> torch.Tensor:

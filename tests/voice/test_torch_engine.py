@@ -204,8 +204,10 @@ DAMAGE: dict[str, tuple[str, dict[str, Any], str]] = {
     "a plain RoPE": ("config.json", {"rope_scaling": ROPE}, "RoPE"),
     "no RoPE": ("config.json", {"rope_scaling": None, "rope_theta": None}, "RoPE"),
     "a short memory": ("config.json", {"max_position_embeddings": 512}, "engine.options.context"),
+    "a memory that is no number": ("config.json", {"max_position_embeddings": "many"}, "again"),
     "a tokenizer of text alone": ("tokenizer.json", {"added_tokens": []}, "tokenizer.json"),
     "a tokenizer without a model": ("tokenizer.json", {"model": None}, "tokenizer.json"),
+    "tokens that are no tokens": ("tokenizer.json", {"added_tokens": [1]}, "tokenizer.json"),
     "no voices": ("manifest.json", {"voices": []}, "voices"),
     "voices that are no names": ("manifest.json", {"voices": ["ava", " "]}, "voices"),
 }
@@ -247,7 +249,7 @@ async def test_text_ids_among_control_ids(tiny_checkpoint: Path, tmp_path: Path)
         ({"device": "grandmother"}, "engine.options.device"),
         ({"device": "cuda:99"}, "engine.options.device"),
         ({"dtype": "int4"}, "float32"),
-        ({"modell": "x"}, "'engine.options.model'"),
+        ({"mode": "x"}, "'engine.options.model'"),
     ],
 )
 async def test_options_that_cannot_be(
