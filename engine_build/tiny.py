@@ -79,7 +79,7 @@ _WORDS: Final = Regex(
 
 
 def write(folder: Path, *, seed: int = 0) -> None:
-    """Write the checkpoint, about 27 MB, into `folder`, which is made. Raises `OSError`."""
+    """Write the checkpoint, about 28 MB, into `folder`, which is made. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights(seed), folder / "model.safetensors", metadata={"format": "pt"})
     generation = {"bos_token_id": tokens.BEGIN_OF_TEXT, "eos_token_id": tokens.END_OF_SPEECH}
