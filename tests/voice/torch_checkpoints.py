@@ -1,11 +1,13 @@
 """Tiny checkpoints for the tests of the torch engine: whole ones, spoilt ones, and their parts."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from orpheus_ws.engine.torch_batch import Batch
 from orpheus_ws.engine.torch_checkpoint import load_model, load_tokenizer
@@ -22,8 +24,7 @@ def slot_model(
     checkpoint: Path, slots: int, *, context: int = 1024, columns: range = LEGAL_COLUMNS
 ) -> SlotModel:
     """The model over some slots."""
-    model = load_model(str(checkpoint), device="cpu", dtype="float32", attention=ATTENTION)
-    return SlotModel(model, slots, context, columns)
+    return SlotModel(_model(checkpoint), slots, context, columns)
 
 
 def batch_of(checkpoint: Path, slots: int, *, legal_only: bool = True) -> Batch[int]:
@@ -34,6 +35,12 @@ def batch_of(checkpoint: Path, slots: int, *, legal_only: bool = True) -> Batch[
     return Batch(model, sampler, tokenizer(checkpoint), slots, 1024)
 
 
+@functools.cache
+def _model(checkpoint: Path) -> LlamaForCausalLM:
+    return load_model(str(checkpoint), device="cpu", dtype="float32", attention=ATTENTION)
+
+
+@functools.cache
 def tokenizer(checkpoint: Path) -> Tokenizer:
     """The engine's tokenizer."""
     return load_tokenizer(str(checkpoint))
