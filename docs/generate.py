@@ -210,6 +210,8 @@ def _value(default: Any) -> str:
     match default:
         case None:
             return "unset"
+        case "":
+            return "empty"
         case bool():
             return _code(str(default).lower())
         case str() | int() | float():

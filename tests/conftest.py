@@ -39,6 +39,16 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a tiny checkpoint in Orpheus's format. Read only; needs torch."""
+    from engine_build import tiny
+
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny.write(folder)
+    return folder
+
+
 def pytest_asyncio_loop_factories(
     config: pytest.Config,
     item: pytest.Item,

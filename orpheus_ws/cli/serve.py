@@ -23,7 +23,8 @@ from orpheus_ws.cli.exits import Exit
 @click.option("--host", help="Address to listen on.  [server.host]")
 @click.option("--port", help="Port; 0 takes a free one.  [server.port]")
 @click.option("--metrics-port", help="Port of /metrics.  [server.metrics_port]")
-@click.option("--engine", help="pocket, simulated, or a dotted module.  [engine.name]")
+@click.option("--engine", help="pocket, torch, simulated, or a dotted module.  [engine.name]")
+@click.option("--model", help="Directory of the engine's checkpoint.  [engine.options.model]")
 @click.option("--capacity", help="Streams at once.  [engine.capacity]")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
@@ -40,6 +41,7 @@ def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None)
         "port": "server.port",
         "metrics_port": "server.metrics_port",
         "engine": "engine.name",
+        "model": "engine.options.model",
         "capacity": "engine.capacity",
     }
     flags = [f"{keys[name]}={value}" for name, value in shortcuts.items() if value is not None]

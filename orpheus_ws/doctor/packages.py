@@ -15,6 +15,8 @@ EXTRAS: Final = {
     "codec": "SNAC",
     "pocket": "the embedded voice",
     "bench": "the benchmarks",
+    "torch": "Orpheus on PyTorch",
+    "trtllm": "Orpheus on TensorRT-LLM",
 }
 """The extras that somebody who serves may want, and what for."""
 

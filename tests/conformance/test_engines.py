@@ -1,6 +1,6 @@
 """What every engine promises, asked of every engine.
 
-Rule: nothing here knows an engine. Modules of `orpheus_ws.engine` that define `open_engine` are
+Rule: nothing here knows an engine, but `options.py` what it cannot be opened without. Modules of `orpheus_ws.engine` that define `open_engine` are
 found by looking; one is skipped only where a package that it needs is not installed. Time is
 counted in the engine's own steps.
 """
@@ -20,6 +20,7 @@ from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import Engine, EngineStatistics, Prompt, open_engine
 from orpheus_ws.errors import EngineFailed
 from orpheus_ws.tokens import AUDIO_BASE, AUDIO_END, END_OF_SPEECH, Frame, FrameAssembler
+from tests.conformance.options import engine_options
 
 LONG_TEXT = (
     "The harbour was quiet that morning, and the gulls had not yet found the boats. "
@@ -71,7 +72,8 @@ FOUND, MISSING = _find_engines()
 )
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     """A small engine, closed afterwards."""
-    opened = await open_engine(EngineConfig(name=request.param, capacity=3))
+    options = engine_options(request.param, request)
+    opened = await open_engine(EngineConfig(name=request.param, capacity=3, options=options))
     yield opened
     await opened.close()
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from orpheus_ws.config import EngineConfig
+from orpheus_ws.doctor import parts
 from tests.doctor_runs import doctor, serve_starts, settings, without
 
 FREE_PORTS = settings("server.port=0", "server.metrics_port=0")
@@ -47,3 +49,15 @@ def test_what_is_missing_for_the_embedded_voice() -> None:
     assert examined.code == 1
     assert examined.checks["engine"]["status"] == "problem"
     assert "pip install 'orpheus-ws[pocket]'" in examined.checks["engine"]["advice"]
+
+
+def test_the_torch_engine(tiny_checkpoint: Path) -> None:
+    """With a checkpoint it has no problem; without one, or with half of one, it has."""
+    for model, status, says in (
+        (str(tiny_checkpoint), "ok", "torch, on cpu, 8 streams"),
+        ("", "problem", "engine.options.model"),
+        (str(tiny_checkpoint.parent), "problem", "config.json"),
+    ):
+        check = parts.engine(EngineConfig(name="torch", options={"model": model})).check
+        assert check.status == status
+        assert says in check.found + check.advice

@@ -1,0 +1,107 @@
+"""`python -m engine_build tiny`, and what the engine's tokenizer makes of texts."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from engine_build.__main__ import cli
+from orpheus_ws import tokens
+from orpheus_ws.errors import StartupError
+from tests.voice.torch_checkpoints import tokenizer
+
+CONTROL = ("<|begin_of_text|>", "<|eot_id|>", "<custom_token_0>", "<custom_token_2>", "<|audio|>")
+TEXTS = st.lists(
+    st.sampled_from(CONTROL) | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+).map("".join)
+"""Any text, and anything that looks like a control token in it."""
+
+
+def build(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "engine_build", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def text_tokenizer(tiny_checkpoint: Path) -> Tokenizer:
+    """The engine's tokenizer."""
+    return tokenizer(tiny_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def published(tiny_checkpoint: Path) -> Callable[[str], list[int]]:
+    """The same tokenizer as transformers has it, with its control tokens."""
+    loaded = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    return lambda text: list(loaded(text).input_ids)
+
+
+def test_the_command_writes_the_same_every_time(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """The command writes, to the byte, what the function wrote: small, with what transformers needs."""
+    done = build("tiny", str(tmp_path / "new" / "tiny"))
+    assert done.returncode == 0, done.stderr
+    written = {file.name: file.read_bytes() for file in (tmp_path / "new" / "tiny").iterdir()}
+    assert written == {file.name: file.read_bytes() for file in tiny_checkpoint.iterdir()}
+    assert sum(map(len, written.values())) < 50e6
+
+
+def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
+    """A directory that cannot be made is an error of ours that names it."""
+    (tmp_path / "file").touch()
+    with pytest.raises(StartupError, match="cannot write"):
+        cli(["tiny", str(tmp_path / "file" / "tiny")], standalone_mode=False)
+
+
+def test_it_has_orpheus_form(tiny_checkpoint: Path) -> None:
+    """transformers loads it as it stands, every weight used, with Orpheus's vocabulary and RoPE."""
+    model, found = LlamaForCausalLM.from_pretrained(tiny_checkpoint, output_loading_info=True)
+    assert not any(found.values())
+    assert model.config.vocab_size == 156_940
+    assert model.model.rotary_emb.rope_type == "llama3"
+    assert model.model.layers[0].self_attn.head_dim == 16
+
+
+def test_the_published_tokenizer_finds_control_tokens(
+    published: Callable[[str], list[int]],
+) -> None:
+    """Its ids are Orpheus's, and without care a text has them: that is what is to be kept out."""
+    text = "<|eot_id|><custom_token_0><custom_token_10><custom_token_28681>"
+    assert published(text) == [128_000, 128_009, 128_256, 128_266, 156_937]
+
+
+@given(TEXTS)
+@settings(max_examples=200, deadline=None)
+def test_no_text_becomes_a_control_token(text_tokenizer: Tokenizer, text: str) -> None:
+    """Whatever a text holds, its ids are text ids, and they are the whole text."""
+    ids = text_tokenizer.encode(text).ids
+    assert all(0 <= token < tokens.FIRST_SPECIAL_ID for token in ids)
+    assert text_tokenizer.decode(ids) == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=50))
+@settings(max_examples=100, deadline=None)
+def test_plain_text_has_the_published_ids(
+    text_tokenizer: Tokenizer, published: Callable[[str], list[int]], text: str
+) -> None:
+    """Without its control tokens the tokenizer reads ordinary text as it did with them."""
+    assert [tokens.BEGIN_OF_TEXT, *text_tokenizer.encode(text).ids] == published(text)
+
+
+@given(TEXTS)
+@settings(max_examples=100, deadline=None)
+def test_a_prompt_has_the_framing_and_no_more(text_tokenizer: Tokenizer, text: str) -> None:
+    """A prompt's control ids are those of the framing, once each, whatever the text holds."""
+    ids = tokens.prompt_ids("tara", text, lambda plain: text_tokenizer.encode(plain).ids)
+    control = [token for token in ids if token >= tokens.FIRST_SPECIAL_ID]
+    assert control == [128_259, 128_000, 128_009, 128_260, 128_261, 128_257]
