@@ -39,7 +39,7 @@ class EngineConfig(_Section, frozen=True, kw_only=True):
     """Which engine speaks."""
 
     name: str = "pocket"
-    """`pocket`, `simulated`, or the dotted name of a module of your own."""
+    """`pocket`, `simulated`, `trtllm`, or the dotted name of a module of your own."""
     capacity: Positive | None = None
     """Streams at once, and so the number of sockets admitted. Unset: the engine's own number."""
     options: dict[str, Any] = {}

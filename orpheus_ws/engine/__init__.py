@@ -27,7 +27,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStatistics(NamedTuple):
-    """Where an engine stands. Counters only grow."""
+    """Where an engine stands. Counters only grow. What an engine does not know of itself is None."""
 
     active: int
     """Requests that hold a slot."""
@@ -37,6 +37,20 @@ class EngineStatistics(NamedTuple):
     """Steps of the whole batch since start."""
     tokens: int
     """Ids generated since start."""
+    kv_blocks: int | None = None
+    """Blocks that the KV cache has."""
+    kv_blocks_used: int | None = None
+    """Blocks of the KV cache that hold something."""
+    scheduled: int | None = None
+    """Requests in the latest step, by the engine's own account."""
+    paused: int | None = None
+    """Requests that had to give up their place in the KV cache; should be 0."""
+    queued_inside: int | None = None
+    """Requests that have a slot here and still wait inside the engine; should be 0."""
+    gpu_bytes: int | None = None
+    """Memory of the GPU that the engine has taken."""
+    iteration_seconds: float | None = None
+    """What the latest step took."""
 
 
 class Engine(Protocol):
