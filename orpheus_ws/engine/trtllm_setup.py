@@ -46,7 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Ids in one step of the batch at most, those of new prompts included; TensorRT-LLM's default."""
     graph_sizes: tuple[Positive, ...] = ()
     """Batch sizes with a CUDA graph, each of up to 200 MB. Empty: steps of a third up to the capacity."""
-    kv_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.9
+    kv_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.9
     """Share of the memory that is free after loading which the KV cache may take; TensorRT-LLM's
     default. It takes no more than the capacity needs."""
     legal_bias: bool = False

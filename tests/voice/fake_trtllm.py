@@ -4,7 +4,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -28,15 +28,24 @@ CONFIG: Final[dict[str, Any]] = {
 }
 
 
-def install(monkeypatch: pytest.MonkeyPatch, version: str = SHAPES[0]) -> Any:
+def install(monkeypatch: pytest.MonkeyPatch, version: str = SHAPES[0], *, gpu: bool = True) -> Any:
     """Let `import tensorrt_llm` find the stand-in, and torch a GPU; return its `behaviour`."""
     monkeypatch.setenv("FAKE_TENSORRT_LLM", version)
     monkeypatch.syspath_prepend(FOLDER)
-    for name in list(sys.modules):
-        if name.partition(".")[0] == "tensorrt_llm":
-            monkeypatch.delitem(sys.modules, name)
-    show_gpu(monkeypatch)
-    return importlib.import_module("tensorrt_llm").behaviour
+    _forget()
+    package = importlib.import_module("tensorrt_llm")
+    importlib.import_module("tensorrt_llm.executor.utils")
+    for name, module in _forget().items():
+        # So that it is forgotten again after the test.
+        monkeypatch.setitem(sys.modules, name, module)
+    if gpu:
+        show_gpu(monkeypatch)
+    return package.behaviour
+
+
+def _forget() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name.partition(".")[0] == "tensorrt_llm"]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def show_gpu(monkeypatch: pytest.MonkeyPatch, free: int = FREE_BYTES) -> None:

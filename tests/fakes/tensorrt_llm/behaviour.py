@@ -3,6 +3,7 @@
 import os
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 VERSION = os.environ.get("FAKE_TENSORRT_LLM", "1.2.1")
 LATER = VERSION != "1.2.1"
@@ -12,6 +13,10 @@ LATER = VERSION != "1.2.1"
 class Behaviour:
     """Set it before the engine is opened, or while it runs."""
 
+    opened: list[Any] = field(default_factory=list)
+    """Every `LLM` there was; what each was asked is in its `requests`."""
+    loading: threading.Event | None = None
+    """The constructor waits for it, once its worker has been started."""
     load_error: Exception | None = None
     """The constructor raises it, after its worker has been started."""
     kv_tokens: int = 10**9

@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import json
 import subprocess
+import weakref
 from collections import deque
 from typing import Any
 
@@ -41,6 +42,8 @@ class Executor:
     def __init__(self, args: Any) -> None:
         self.args = args
         self.worker = subprocess.Popen(["sleep", "600"])
+        # Somebody else may have killed it by then, which `Popen` does not know and would complain of.
+        weakref.finalize(self, self.worker.poll)
         self.pool = min(args.kv_cache_config.max_tokens, behaviour.kv_tokens)
         self.lines: deque[str] = deque(maxlen=1000)
         self.arrived = asyncio.Event()

@@ -1,5 +1,6 @@
 """The entry."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ class LLM:
         self.args: Any = TorchLlmArgs(model=model, **kwargs)
         self._skip_tokenizer_init = skip_tokenizer_init
         self._executor = Executor(self.args)
+        self.requests: list[tuple[SamplingParams, RequestOutput]] = []
+        behaviour.opened.append(self)
+        if behaviour.loading is not None:
+            behaviour.loading.wait()
         if behaviour.load_error is not None:
             raise behaviour.load_error
 
@@ -58,11 +63,18 @@ class LLM:
         params.max_tokens = min(params.max_tokens, self.args.max_seq_len - len(inputs))
         default = not LATER and self.args.sampler_type != "TRTLLMSampler"
         speaker = Speaker(inputs, params, default_sampler=default)
-        return self._executor.submit(inputs, params, speaker)
+        result = self._executor.submit(inputs, params, speaker)
+        self.requests.append((params, result))
+        return result
 
     def get_stats_async(self, timeout: float | None = 2) -> IterationResult:
         executor = self._executor
         return IterationResult(executor.lines, executor.arrived, timeout or 0.0)
+
+    @property
+    def worker(self) -> subprocess.Popen[bytes]:
+        """The process that a real one would compute in."""
+        return self._executor.worker
 
     def shutdown(self) -> None:
         self._executor.shutdown()
