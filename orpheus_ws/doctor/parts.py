@@ -34,6 +34,8 @@ def engine(config: EngineConfig) -> Part:
         options = _options(module, config.options, "engine.options")
         device = _device(config.name, config.options, options)
         _try_device(device, options, "engine")
+        if examine := getattr(module, "examine", None):
+            examine(options)
     except StartupError as error:
         check = Check("engine", Status.PROBLEM, _named(config.name, device), str(error))
         return Part(check, device, config.capacity)

@@ -20,6 +20,7 @@ from orpheus_ws.engine.trtllm_process import (
     Loaded,
     abandon,
     close,
+    examine,
     has_lost,
     is_gone,
     load,
@@ -29,7 +30,7 @@ from orpheus_ws.engine.trtllm_proof import prove_sampler
 from orpheus_ws.engine.trtllm_setup import Options, check_pool, check_steps
 from orpheus_ws.errors import EngineFailed, StartupError
 
-__all__ = ["Options", "TrtllmEngine", "open_engine"]
+__all__ = ["Options", "TrtllmEngine", "examine", "open_engine"]
 
 ABORT_SECONDS: Final = 10.0
 """An engine that does not answer an abort for so long answers nothing any more; it takes a step."""

@@ -8,6 +8,7 @@ appear while it loads are its own, and none is left behind.
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import logging
 import threading
 from collections.abc import Callable
@@ -31,6 +32,11 @@ SHUTDOWN_SECONDS: Final = 10.0
 """For a shutdown in good order, which in 1.2 waits for its worker without a limit of its own."""
 KILL_SECONDS: Final = 5.0
 
+_MISSING: Final = (
+    "engine 'trtllm' needs TensorRT-LLM 1.2 or later: pip install 'orpheus-ws[trtllm]', or install "
+    "orpheus-ws in NVIDIA's image of it"
+)
+
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -48,6 +54,13 @@ class Loaded(NamedTuple):
     workers: frozenset[psutil.Process]
     checkpoint: Checkpoint
     encode: Callable[[str], list[int]]
+
+
+def examine(options: Options) -> None:
+    """Check what can be checked without importing TensorRT-LLM. Blocking. Raises `StartupError`."""
+    if importlib.util.find_spec("tensorrt_llm") is None:
+        raise StartupError(_MISSING)
+    load_encoder(read_checkpoint(options).directory)
 
 
 def load(options: Options, capacity: int) -> Loaded:
@@ -84,10 +97,7 @@ def _import(name: str) -> Any:
         missing = error.name or ""
         if not missing.startswith("tensorrt_llm"):
             raise StartupError(f"TensorRT-LLM needs the package {missing!r}: install it") from error
-        raise StartupError(
-            "engine 'trtllm' needs TensorRT-LLM 1.2 or later: pip install 'orpheus-ws[trtllm]', or "
-            "install orpheus-ws in NVIDIA's image of it"
-        ) from error
+        raise StartupError(_MISSING) from error
     except Exception as error:
         # A driver or a library that does not fit shows as anything.
         raise StartupError(

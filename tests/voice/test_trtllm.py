@@ -14,13 +14,14 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from orpheus_ws import messages as m
 from orpheus_ws import tokens
 from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import Prompt, trtllm
 from orpheus_ws.engine.trtllm import TrtllmEngine
 from orpheus_ws.errors import EngineFailed
 from orpheus_ws.metrics import Metrics
-from tests.harness import turns_until
+from tests.harness import pcm, peer, server, turns_until
 from tests.voice import fake_trtllm
 
 LONG_TEXT = "The harbour was quiet that morning, and the gulls had not yet found the boats. " * 2
@@ -348,3 +349,35 @@ async def test_voices_are_those_of_the_options(opened: Open) -> None:
     """A fine-tune names its own voices; the published ones are the default."""
     assert (await opened(voices=["ada", "grace"])).voices == ("ada", "grace")
     assert (await opened()).voices == tokens.VOICES
+
+
+async def test_a_server_with_it(behaviour: Any, tmp_path: Path) -> None:
+    """Over a real socket it speaks whole frames, and a cancel aborts the request in mid-speech."""
+    model = fake_trtllm.write_checkpoint(tmp_path)
+    mine = ("engine.name=trtllm", f"engine.options.model={model}", "engine.capacity=3")
+    async with server(*mine) as started, peer(started.address.url) as client:
+        await client.send(m.Config(segment=m.Segmentation(mode="flush")))
+        await client.say("a", LONG_TEXT)
+        received = await client.utterance("a")
+        assert isinstance(received[-1], m.Done)
+        spoken = behaviour.opened[0].requests[-1][1].outputs[0].token_ids
+        assert len(spoken) > 70
+        assert len(pcm(received)) == 2 * (len(spoken) // 7) * tokens.SAMPLES_PER_FRAME
+        await client.say("b", LONG_TEXT)
+        await client.send(m.Cancel(context="b"))
+        assert isinstance((await client.utterance("b"))[-1], m.Cancelled)
+        await turns_until(lambda: started.engine.statistics().active == 0)
+        assert behaviour.opened[0].requests[-1][1].aborted()
+
+
+async def test_a_server_whose_engine_dies(behaviour: Any, tmp_path: Path) -> None:
+    """Everybody who listens is told, and the server knows that it is dead."""
+    model = fake_trtllm.write_checkpoint(tmp_path)
+    mine = ("engine.name=trtllm", f"engine.options.model={model}", "engine.capacity=3")
+    async with server(*mine) as started, peer(started.address.url) as client:
+        behaviour.dies_after_steps = 150
+        await client.say("a", LONG_TEXT)
+        last = (await client.utterance("a"))[-1]
+        assert isinstance(last, m.Error)
+        assert last.code == "engine_failed"
+        await started.wait_dead()
