@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from orpheus_ws import tokens
 from orpheus_ws.engine import trtllm_setup as setup
-from orpheus_ws.engine.trtllm import pool_tokens
-from orpheus_ws.engine.trtllm_proof import ALLOWED, TOKENS, Runs, first_repetition, judge
+from orpheus_ws.engine.trtllm import ABORT_SECONDS, pool_tokens
+from orpheus_ws.engine.trtllm_process import SHUTDOWN_SECONDS
+from orpheus_ws.engine.trtllm_proof import (
+    ALLOWED,
+    STEPPED,
+    TEMPERATURE,
+    TOKENS,
+    Runs,
+    first_repetition,
+    judge,
+)
 from orpheus_ws.engine.trtllm_setup import Options
 from orpheus_ws.errors import StartupError
 from tests.doctor_runs import doctor, settings
@@ -118,6 +127,22 @@ def test_what_is_advised_about_memory_holds(
 def test_the_size_of_the_cache(iteration: dict[str, object], held: int | None) -> None:
     """It is known when the statistics have both of its factors."""
     assert pool_tokens(iteration) == held
+
+
+def test_the_page(checkpoint: setup.Checkpoint) -> None:
+    """The arithmetic and the limits on the page are those of the code."""
+    page = (Path(__file__).parents[2] / "docs" / "engine-trtllm.md").read_text(encoding="utf-8")
+    stream = setup.stream_tokens(Options()) * setup.kv_bytes_per_token(checkpoint, Options())
+    assert f"| {stream // 2**20} MiB | {2 * stream // 2**20} MiB |" in page
+    for streams in (64, 128, 256):
+        fp8 = streams * stream / GIB
+        assert f"| {streams} streams | {fp8:g} GiB | {2 * fp8:g} GiB |" in page
+    graphs = ", ".join(map(str, setup.graph_sizes(Options(), 256)[:8]))
+    assert f"| {graphs} … capacity, padded |" in page
+    assert f"has {SHUTDOWN_SECONDS:g} s to shut down" in page
+    assert f"is not answered within {ABORT_SECONDS:g} s" in page
+    assert "they are {:g}, {:g}, {:g} and {:g}".format(*STEPPED) in page
+    assert f"a temperature of {TEMPERATURE:g}" in page
 
 
 # The encoder --------------------------------------------------------------------------------------
