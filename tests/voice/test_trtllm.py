@@ -216,6 +216,23 @@ async def test_what_the_engine_refuses(
     assert (await groups_of(engine, prompt()))[-1] == [tokens.END_OF_SPEECH]
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a worker failed"), KeyError("words")])
+async def test_an_error_that_is_not_a_requests(
+    behaviour: Any, opened: Open, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whatever is not known to concern one request is taken for the engine's end."""
+    engine = await opened()
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(behaviour.opened[0], "generate_async", fail)
+    with pytest.raises(EngineFailed):
+        await groups_of(engine, prompt())
+    assert not engine.alive
+    await engine.wait_dead()
+
+
 async def test_the_engine_dies(behaviour: Any, opened: Open) -> None:
     """Its death fails every request, with a slot or without, and whoever serves it is told."""
     engine = await opened()
