@@ -43,6 +43,7 @@ ILLEGAL_BIAS: Final = -10_000.0
 
 _CLOSED: Final = "the engine was closed"
 _DEAD: Final = "the engine has died; try again"
+_GIVEN_UP: Final = "the engine gave up this text; try again"
 _log = logging.getLogger(__name__)
 
 
@@ -74,7 +75,7 @@ class _Request:
         if output.finish_reason == "stop":
             fresh.append(tokens.END_OF_SPEECH)
         elif output.finish_reason not in (None, "length") and not self.left:
-            self.failure = "the engine gave up this text; try again"
+            self.failure = _GIVEN_UP
         self.ids += fresh
         self._wake()
         return self._step + self._seen
@@ -238,7 +239,7 @@ class TrtllmEngine:
         task = asyncio.create_task(self._read(request), name="trtllm request")
         self._requests[request] = task
         # Not in the task itself: one that is cancelled before it begins never runs.
-        task.add_done_callback(lambda _: self._release(request))
+        task.add_done_callback(lambda done: self._release(request, done))
         return request
 
     def _start(self, ids: list[int], prompt: Prompt, max_tokens: int) -> Any:
@@ -257,31 +258,32 @@ class TrtllmEngine:
             )
             return self._llm.generate_async(ids, sampling_params=params, streaming=True)
         except Exception as error:
-            raise self._failure(error) from error
+            # What it finds wrong with a request it says at once, with these.
+            raise self._failure(error, ValueError, TypeError) from error
 
     async def _read(self, request: _Request) -> None:
         """Read the answers to the last, or until `_stop` cancels it."""
         try:
             async for result in request.result:
+                if self._stopped is not None:
+                    return  # what awaits inside the library may have swallowed the cancellation
                 before = len(request.ids)
                 self._steps = max(self._steps, request.accept(result.outputs[0]))
                 self._tokens += len(request.ids) - before
         except Exception as error:  # noqa: BLE001 - whatever it raises is the engine's
             request.end(str(self._failure(error)))
 
-    def _release(self, request: _Request) -> None:
-        request.end(self._stopped)
+    def _release(self, request: _Request, reading: asyncio.Task[None]) -> None:
+        request.end(self._stopped or (_GIVEN_UP if reading.cancelled() else None))
         del self._requests[request]
         self._slots.release()
 
-    def _failure(self, error: Exception) -> EngineFailed:
+    def _failure(self, error: Exception, *harmless: type[Exception]) -> EngineFailed:
         """Tell an error of one request from the engine's death, which fails all."""
         # Its text may hold what a user wrote.
         _log.error("TensorRT-LLM failed", extra={"error": type(error).__name__})
-        kind = self._loaded.request_error
-        ours = isinstance(error, ValueError | TypeError)
-        theirs = isinstance(error, kind) if kind else isinstance(error, RuntimeError)
-        if is_gone(self._llm) or not (ours or theirs):
+        known = (*harmless, self._loaded.request_error or RuntimeError)
+        if is_gone(self._llm) or not isinstance(error, known):
             self._stop(_DEAD)
             return EngineFailed(_DEAD)
         return EngineFailed("the engine failed on this text; try again")
@@ -302,10 +304,13 @@ class TrtllmEngine:
             self._stop(_DEAD)
 
     async def _watch(self) -> None:
-        while not (is_gone(self._llm) or await asyncio.to_thread(has_lost, self._loaded.workers)):
+        workers = self._loaded.workers
+        while not (is_gone(self._llm) or await asyncio.to_thread(has_lost, workers)):
             try:
                 # Ends when there have been no new ones for a while.
                 async for figures in self._llm.get_stats_async(timeout=WATCH_SECONDS):
+                    if self._stopped is not None:
+                        return  # as in `_read`
                     self._iteration = figures
             except Exception as error:  # noqa: BLE001 - they are for show, and it may live
                 _log.error("no statistics", extra={"error": type(error).__name__})

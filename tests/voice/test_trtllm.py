@@ -233,6 +233,25 @@ async def test_an_error_that_is_not_a_requests(
     await engine.wait_dead()
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a worker failed"), ValueError("words")])
+async def test_an_error_between_answers(behaviour: Any, opened: Open, error: Exception) -> None:
+    """Between answers only a `RequestError` concerns one request; all else ends the engine."""
+    engine = await opened()
+    behaviour.strange_requests[PROOF_REQUESTS] = error
+    with pytest.raises(EngineFailed):
+        await groups_of(engine, prompt(LONG_TEXT))
+    assert not engine.alive
+
+
+async def test_a_cancellation_of_the_librarys_own(behaviour: Any, opened: Open) -> None:
+    """It fails the request rather than let it end as if all had been said."""
+    engine = await opened()
+    behaviour.strange_requests[PROOF_REQUESTS] = asyncio.CancelledError()
+    with pytest.raises(EngineFailed):
+        await groups_of(engine, prompt(LONG_TEXT))
+    assert (await groups_of(engine, prompt()))[-1] == [tokens.END_OF_SPEECH]
+
+
 async def test_the_engine_dies(behaviour: Any, opened: Open) -> None:
     """Its death fails every request, with a slot or without, and whoever serves it is told."""
     engine = await opened()
@@ -360,6 +379,37 @@ async def test_what_later_statistics_leave_out(
     value = registry.get_sample_value("orpheus_engine_kv_blocks")
     assert value is not None
     assert math.isnan(value)
+
+
+class Swallowing:
+    """Statistics that lose a cancellation, as `asyncio.wait_for` may in Python 3.11."""
+
+    def __init__(self) -> None:
+        self.awaited = False
+
+    def __aiter__(self) -> "Swallowing":
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        self.awaited = True
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return {}
+        raise StopAsyncIteration
+
+
+async def test_a_cancellation_that_is_lost(
+    behaviour: Any, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine closes though the library did not pass a cancellation on."""
+    monkeypatch.setattr(trtllm, "WATCH_SECONDS", 0.01)
+    engine = await opened()
+    swallowing = Swallowing()
+    monkeypatch.setattr(behaviour.opened[0], "get_stats_async", lambda timeout: swallowing)
+    await turns_until(lambda: swallowing.awaited)
+    await engine.close()
+    assert not engine.alive
 
 
 async def test_voices_are_those_of_the_options(opened: Open) -> None:

@@ -32,6 +32,8 @@ class Behaviour:
     kv_statistics: bool = True
     failing_requests: set[int] = field(default_factory=set)
     """Requests, counted from 0, that end in a `RequestError` after a frame."""
+    strange_requests: dict[int, BaseException] = field(default_factory=dict)
+    """Requests that end in this after a frame."""
     gives_up: set[int] = field(default_factory=set)
     """Requests that the engine ends by itself, as `timeout`, after a frame."""
     ignores_aborts: bool = False

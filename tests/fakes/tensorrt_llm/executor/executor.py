@@ -33,7 +33,7 @@ class Running:
         self.finish_reason: str | None = None
         self.kv_tokens = len(result.prompt_token_ids) + params.max_tokens
 
-    def send(self, finish_reason: str | None = None, error: Exception | None = None) -> None:
+    def send(self, finish_reason: str | None = None, error: BaseException | None = None) -> None:
         self.result.responses.put_nowait(Response(self.unsent, finish_reason, error))
         self.unsent = []
 
@@ -114,8 +114,8 @@ class Executor:
                 running.finish_reason = "stop"
             elif running.produced == params.max_tokens:
                 running.finish_reason = "length"
-            elif running.produced > FRAME and request_id in behaviour.failing_requests:
-                running.send(error=RequestError("a request failed"))
+            elif running.produced > FRAME and (error := self._error(request_id)):
+                running.send(error=error)
                 del self._running[request_id]
                 return
             elif running.produced > FRAME and request_id in behaviour.gives_up:
@@ -128,6 +128,11 @@ class Executor:
             del self._running[request_id]
         elif running.produced == 1 or running.produced % (self.args.stream_interval or 1) == 0:
             running.send()
+
+    def _error(self, request_id: int) -> BaseException | None:
+        if request_id in behaviour.failing_requests:
+            return RequestError("a request failed")
+        return behaviour.strange_requests.get(request_id)
 
     def _die(self) -> None:
         self._shut_down = True

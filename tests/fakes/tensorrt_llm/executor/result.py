@@ -16,7 +16,7 @@ class Response(NamedTuple):
 
     ids: list[int]
     finish_reason: str | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 @dataclass
