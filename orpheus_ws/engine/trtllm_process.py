@@ -58,9 +58,14 @@ class Loaded(NamedTuple):
 
 def examine(options: Options) -> None:
     """Check what can be checked without importing TensorRT-LLM. Blocking. Raises `StartupError`."""
+    _read(options)
+
+
+def _read(options: Options) -> tuple[Checkpoint, Callable[[str], list[int]]]:
     if importlib.util.find_spec("tensorrt_llm") is None:
         raise StartupError(_MISSING)
-    load_encoder(read_checkpoint(options).directory)
+    checkpoint = read_checkpoint(options)
+    return checkpoint, load_encoder(checkpoint.directory)
 
 
 def load(options: Options, capacity: int) -> Loaded:
@@ -68,10 +73,9 @@ def load(options: Options, capacity: int) -> Loaded:
 
     Raises `StartupError`, and then leaves no process behind.
     """
-    package, llm_args = _import("tensorrt_llm"), _import("tensorrt_llm.llmapi.llm_args")
-    checkpoint = read_checkpoint(options)
-    encode = load_encoder(checkpoint.directory)
+    checkpoint, encode = _read(options)
     check_memory(checkpoint, options, capacity, free_gpu_bytes())
+    package, llm_args = _import("tensorrt_llm"), _import("tensorrt_llm.llmapi.llm_args")
     before = _below()
     try:
         arguments = llm_arguments(options, capacity, checkpoint, llm_args)
@@ -95,9 +99,9 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if not missing.startswith("tensorrt_llm"):
-            raise StartupError(f"TensorRT-LLM needs the package {missing!r}: install it") from error
-        raise StartupError(_MISSING) from error
+        if missing.startswith("tensorrt_llm"):
+            raise StartupError(_MISSING) from error  # it is there, and too old
+        raise StartupError(f"TensorRT-LLM needs the package {missing!r}: install it") from error
     except Exception as error:
         # A driver or a library that does not fit shows as anything.
         raise StartupError(
@@ -147,11 +151,12 @@ def has_lost(workers: frozenset[psutil.Process]) -> bool:
 
 
 def abandon(loading: Future[Loaded]) -> None:
-    """Close what is still being loaded as soon as it is there, on the thread that loads it."""
+    """Close what is still being loaded as soon as it is there."""
 
     def close_late(done: Future[Loaded]) -> None:
+        # Called on the thread that loads, or on this one if that has just finished.
         if done.exception() is None:
-            _close(done.result(), SHUTDOWN_SECONDS)
+            start_thread(lambda: _close(done.result(), SHUTDOWN_SECONDS), "trtllm-close")
 
     loading.add_done_callback(close_late)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import runpy
 import subprocess
 import sys
 import threading
@@ -86,10 +87,22 @@ async def test_a_tensorrt_llm_that_does_not_fit(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package that cannot be imported is named with the command that shows why."""
+    fake_trtllm.show_gpu(monkeypatch)
     (tmp_path / "tensorrt_llm").mkdir()
-    (tmp_path / "tensorrt_llm" / "__init__.py").write_text("raise OSError('libcuda.so.1')")
+    package = tmp_path / "tensorrt_llm" / "__init__.py"
     monkeypatch.syspath_prepend(tmp_path)
+    package.write_text("raise OSError('libcuda.so.1')")
     assert "python -c 'import tensorrt_llm'" in await refusal(model)
+    package.write_text("import mpi4py_that_is_not_there")
+    assert "needs the package 'mpi4py_that_is_not_there'" in await refusal(model)
+    package.write_text("__version__ = '0.9'")
+    assert "needs TensorRT-LLM 1.2 or later" in await refusal(model)
+    sys.modules.pop("tensorrt_llm")
+
+
+def test_a_worker_that_imports_the_main_module() -> None:
+    """TensorRT-LLM's worker may run it under another name, and must not become a server."""
+    runpy.run_module("orpheus_ws.__main__", run_name="__worker__")
 
 
 async def test_without_a_gpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
