@@ -43,6 +43,7 @@ Durations are in seconds. No label carries text of a user or an id.
 - **The virtual player** counts underruns as a listener would hear them. It starts {prebuffer:g} ms
   (the prebuffer) after the first chunk was sent and plays at the sample rate. An underrun is
   starvation of more than {tolerance:g} ms before the terminal message, joins between segments included.
+- **`orpheus_engine_*`** is what the engine says of itself; what it does not know is not there.
 - **The real-time factor** is audio seconds over the wall seconds that generating them took: more than
   1 is faster than real time.
 """

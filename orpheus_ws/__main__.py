@@ -2,4 +2,6 @@
 
 from orpheus_ws.cli import main
 
-main()
+# TensorRT-LLM's worker process may import this again, under another name.
+if __name__ == "__main__":
+    main()

@@ -39,7 +39,7 @@ class EngineConfig(_Section, frozen=True, kw_only=True):
     """Which engine speaks."""
 
     name: str = "pocket"
-    """`pocket`, `torch`, `simulated`, or the dotted name of a module of your own."""
+    """`pocket`, `torch`, `trtllm`, `simulated`, or the dotted name of a module of your own."""
     capacity: Positive | None = None
     """Streams at once, and so the number of sockets admitted. Unset: the engine's own
     number; 8 for `pocket`, 64 for `simulated`."""

@@ -7,6 +7,7 @@ Durations are in seconds. The clock of an utterance starts when the message arri
 its first segment.
 """
 
+import math
 import time
 from collections.abc import Callable
 from enum import Enum, auto
@@ -95,7 +96,7 @@ class Trace:
 class Statistics(Protocol):
     """What an engine says of itself, by field; each becomes a gauge."""
 
-    def _asdict(self) -> dict[str, int]: ...
+    def _asdict(self) -> dict[str, float | None]: ...
 
 
 class Metrics:
@@ -219,8 +220,10 @@ class Metrics:
             gauge.set_function(read)
 
     def watch_engine(self, statistics: Callable[[], Statistics]) -> None:
-        """Expose every field of the engine's statistics as `orpheus_engine_<field>`."""
-        for field in statistics()._asdict():
+        """Expose what the engine knows of itself by now as `orpheus_engine_<field>`."""
+        for field, value in statistics()._asdict().items():
+            if value is None:
+                continue
             gauge = Gauge(f"orpheus_engine_{field}", f"Engine: {field}", registry=self.registry)
             gauge.set_function(_reader(statistics, field))
 
@@ -279,7 +282,11 @@ def _older(traces: set[Trace], since: Literal["ready_at", "heard_at"]) -> float:
 
 
 def _reader(statistics: Callable[[], Statistics], field: str) -> Callable[[], float]:
-    return lambda: float(statistics()._asdict()[field])
+    def read() -> float:
+        value = statistics()._asdict()[field]
+        return math.nan if value is None else value
+
+    return read
 
 
 def _between(start: float | None, end: float | None) -> float | None:

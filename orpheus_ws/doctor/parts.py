@@ -35,7 +35,7 @@ def engine(config: EngineConfig) -> Part:
         device = _device(config.name, config.options, options)
         _try_device(device, options, "engine")
         # An engine that has files may look at them without loading them.
-        getattr(module, "check_options", lambda _options: None)(options)
+        getattr(module, "examine", lambda _options: None)(options)
     except StartupError as error:
         check = Check("engine", Status.PROBLEM, _named(config.name, device), str(error))
         return Part(check, device, config.capacity)

@@ -2,7 +2,9 @@
 
 Rule: an engine knows text, ids and slots; it knows no frames, no audio and no sockets. It is opened
 by name: `engine = "pocket"` imports `orpheus_ws.engine.pocket` and awaits its `open_engine(config)`;
-a name with a dot is a module of somebody else's. Every engine passes `tests/conformance`.
+a name with a dot is a module of somebody else's. A module whose `Options` can be wrong in ways that
+show before anything is opened may have `examine(options)`, which raises `StartupError`; `orpheus-ws
+doctor` calls it. Every engine passes `tests/conformance`.
 """
 
 import sys
@@ -28,7 +30,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStatistics(NamedTuple):
-    """Where an engine stands. Counters only grow."""
+    """Where an engine stands. Counters only grow. What an engine does not know of itself is None."""
 
     active: int
     """Requests that hold a slot."""
@@ -38,6 +40,20 @@ class EngineStatistics(NamedTuple):
     """Steps of the whole batch since start."""
     tokens: int
     """Ids generated since start."""
+    kv_blocks: int | None = None
+    """Blocks that the KV cache has."""
+    kv_blocks_used: int | None = None
+    """Blocks of the KV cache that hold something."""
+    scheduled: int | None = None
+    """Requests in the latest step, by the engine's own account."""
+    paused: int | None = None
+    """Requests that had to give up their place in the KV cache; should be 0."""
+    queued_inside: int | None = None
+    """Requests that have a slot here and still wait inside the engine; should be 0."""
+    gpu_bytes: int | None = None
+    """Memory of the GPU that the engine has taken."""
+    iteration_seconds: float | None = None
+    """What the latest step took."""
 
 
 class Engine(Protocol):

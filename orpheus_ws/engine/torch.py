@@ -310,7 +310,7 @@ async def open_engine(config: EngineConfig) -> TorchEngine:
     return await TorchEngine.start(capacity, lambda: _load(options, capacity))
 
 
-def check_options(options: Options) -> tuple[str, ...]:
+def examine(options: Options) -> tuple[str, ...]:
     """Look at the checkpoint without loading it; its voices. Raises `StartupError`. Blocking."""
     if not options.model:
         raise StartupError(
@@ -323,7 +323,7 @@ def check_options(options: Options) -> tuple[str, ...]:
 def _load(options: Options, slots: int) -> _Loaded:
     """Everything that can be wrong is found here, what takes no time first."""
     torch.set_num_threads(options.threads)
-    voices = check_options(options)
+    voices = examine(options)
     check_device(options.device)
     tokenizer = load_tokenizer(options.model)
     model = load_model(

@@ -1,8 +1,8 @@
 """What every engine promises, asked of every engine.
 
-Rule: nothing here knows an engine, but `options.py` what it cannot be opened without. Modules of `orpheus_ws.engine` that define `open_engine` are
-found by looking; one is skipped only where a package that it needs is not installed. Time is
-counted in the engine's own steps.
+Rule: nothing here knows an engine; `conftest.py` prepares those that need it. Modules of
+`orpheus_ws.engine` that define `open_engine` are found by looking; one is skipped only where a
+package that it needs is not installed. Time is counted in the engine's own steps.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import Engine, EngineStatistics, Prompt, open_engine
 from orpheus_ws.errors import EngineFailed
 from orpheus_ws.tokens import AUDIO_BASE, AUDIO_END, END_OF_SPEECH, Frame, FrameAssembler
-from tests.conformance.options import engine_options
+from tests.conformance.conftest import Prepared
 
 LONG_TEXT = (
     "The harbour was quiet that morning, and the gulls had not yet found the boats. "
@@ -70,9 +70,9 @@ FOUND, MISSING = _find_engines()
         ),
     ]
 )
-async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+async def engine(request: pytest.FixtureRequest, prepared: Prepared) -> AsyncIterator[Engine]:
     """A small engine, closed afterwards."""
-    options = engine_options(request.param, request)
+    options = prepared(request.param)
     opened = await open_engine(EngineConfig(name=request.param, capacity=3, options=options))
     yield opened
     await opened.close()

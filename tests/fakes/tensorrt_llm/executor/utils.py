@@ -1,0 +1,5 @@
+"""As in the real one."""
+
+
+class RequestError(RuntimeError):
+    """One request has failed."""

@@ -1,0 +1,312 @@
+"""What the TensorRT-LLM engine needs to start, what it says when that is not there, and how it ends."""
+
+import asyncio
+import json
+import runpy
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from orpheus_ws.config import EngineConfig
+from orpheus_ws.engine import trtllm, trtllm_process, trtllm_proof
+from orpheus_ws.engine.trtllm import TrtllmEngine
+from orpheus_ws.errors import StartupError
+from tests.harness import turns_until
+from tests.voice import fake_trtllm
+
+
+@pytest.fixture(params=fake_trtllm.SHAPES)
+def behaviour(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The stand-in, in both shapes."""
+    return fake_trtllm.install(monkeypatch, request.param)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A checkpoint that nothing is wrong with."""
+    return fake_trtllm.write_checkpoint(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Any:
+    """However a start goes, no process is left behind."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@asynccontextmanager
+async def running(
+    model: Path | None, capacity: int | None = 3, **options: Any
+) -> AsyncIterator[TrtllmEngine]:
+    """An engine of this checkpoint."""
+    given = {"model": str(model), **options} if model else options
+    config = EngineConfig(name="trtllm", capacity=capacity, options=given)
+    engine = await trtllm.open_engine(config)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def refusal(model: Path | None, capacity: int | None = 3, **options: Any) -> str:
+    """The one line that a start ends with."""
+    with pytest.raises(StartupError) as raised:
+        async with running(model, capacity, **options):
+            pass
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+# What is not there --------------------------------------------------------------------------------
+
+
+async def test_without_tensorrt_llm(model: Path) -> None:
+    """Without the package the error names the extra that brings it. It is not installed here."""
+    said = await refusal(model)
+    assert "pip install 'orpheus-ws[trtllm]'" in said
+
+
+def test_importing_the_adapter_imports_no_tensorrt_llm() -> None:
+    """Whoever lists engines and options does not load it."""
+    code = (
+        "import sys; sys.path.insert(0, 'tests/fakes'); import orpheus_ws.engine.trtllm; "
+        "sys.exit('tensorrt_llm' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_a_tensorrt_llm_that_does_not_fit(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that cannot be imported is named with the command that shows why."""
+    fake_trtllm.show_gpu(monkeypatch)
+    (tmp_path / "tensorrt_llm").mkdir()
+    package = tmp_path / "tensorrt_llm" / "__init__.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    package.write_text("raise OSError('libcuda.so.1')")
+    assert "python -c 'import tensorrt_llm'" in await refusal(model)
+    package.write_text("import mpi4py_that_is_not_there")
+    assert "needs the package 'mpi4py_that_is_not_there'" in await refusal(model)
+    package.write_text("__version__ = '0.9'")
+    assert "needs TensorRT-LLM 1.2 or later" in await refusal(model)
+    sys.modules.pop("tensorrt_llm")
+
+
+def test_a_worker_that_imports_the_main_module() -> None:
+    """TensorRT-LLM's worker may run it under another name, and must not become a server."""
+    runpy.run_module("orpheus_ws.__main__", run_name="__worker__")
+
+
+async def test_without_a_gpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch sees no GPU, as here, nothing is loaded and the error says what is needed."""
+    behaviour = fake_trtllm.install(monkeypatch, gpu=False)
+    assert "no GPU can be used" in await refusal(model)
+    assert behaviour.opened == []
+
+
+async def test_without_a_capacity(behaviour: Any, model: Path) -> None:
+    """There is no capacity to assume: it must have been measured."""
+    assert "set it to the number of streams" in await refusal(model, None)
+    assert behaviour.opened == []
+
+
+async def test_without_a_model(behaviour: Any) -> None:
+    """A checkpoint must be named."""
+    assert "set engine.options.model" in await refusal(None)
+    assert behaviour.opened == []
+
+
+# A checkpoint that is not one ---------------------------------------------------------------------
+
+
+def _change(**config: Any) -> Callable[[Path], object]:
+    return lambda model: fake_trtllm.write_checkpoint(model, **config)
+
+
+def _write(name: str, content: str) -> Callable[[Path], object]:
+    return lambda model: (model / name).write_text(content, encoding="utf-8")
+
+
+def _remove(name: str) -> Callable[[Path], object]:
+    return lambda model: (model / name).unlink()
+
+
+QUANTISED_CACHE = json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}})
+
+
+@pytest.mark.parametrize(
+    ("damage", "options", "advice"),
+    [
+        (_remove("config.json"), {}, "no config.json"),
+        (_write("config.json", "{"), {}, "does not describe a Llama checkpoint"),
+        (_write("config.json", "[]"), {}, "does not describe a Llama checkpoint"),
+        (_change(architectures=["BertModel"]), {}, "no LlamaForCausalLM"),
+        (_change(vocab_size=128_256), {}, "128256 ids"),
+        (_change(rope_theta=None), {}, "transformers 4.57"),
+        (
+            _change(rope_scaling=None, rope_parameters={"rope_type": "llama3"}),
+            {},
+            "transformers 4.57",
+        ),
+        (_remove("tokenizer.json"), {}, "no tokenizer.json"),
+        (_write("tokenizer.json", "{}"), {}, "is no tokenizer"),
+        (_remove("model.safetensors"), {}, "no *.safetensors"),
+        (
+            _write("hf_quant_config.json", QUANTISED_CACHE),
+            {"kv_cache": "bf16"},
+            "kv_cache to 'fp8'",
+        ),
+        (lambda model: None, {"max_num_tokens": 100}, "max_num_tokens to at least that"),
+        (lambda model: None, {"beam": 1}, "unknown configuration key"),
+    ],
+)
+async def test_a_wrong_checkpoint(
+    behaviour: Any,
+    model: Path,
+    damage: Callable[[Path], object],
+    options: dict[str, Any],
+    advice: str,
+) -> None:
+    """What is wrong with checkpoint or options is said before anything is loaded."""
+    damage(model)
+    assert advice in await refusal(model, **options)
+    assert behaviour.opened == []
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+async def test_too_little_memory(
+    behaviour: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and cache that cannot fit are an error before the load, which says what would."""
+    fake_trtllm.show_gpu(monkeypatch, free=2**30)
+    # 2560 ids of 56 KiB are 140 MiB a stream.
+    assert "lower engine.capacity below 7" in await refusal(model, 8)
+    assert "280.0 GiB" not in await refusal(model, 8, kv_cache="bf16")
+    assert "use a larger GPU" in await refusal(model, 8, max_tokens=100_000)
+    assert behaviour.opened == []
+
+
+async def test_memory_that_runs_out_while_loading(behaviour: Any, model: Path) -> None:
+    """An error from the worker that is about memory is told from one that is not."""
+    cause = RuntimeError("CUDA out of memory. Tried to allocate")
+    behaviour.load_error = RuntimeError("Executor worker returned error")
+    assert "what it printed says why" in await refusal(model)
+    behaviour.load_error.__cause__ = cause
+    assert "ran out of it while loading" in await refusal(model)
+
+
+async def test_a_cache_that_is_too_small(behaviour: Any, model: Path) -> None:
+    """A cache that does not hold every stream at its longest is refused, with what would fit."""
+    behaviour.kv_tokens = 2 * 2560 + 31
+    assert "lower engine.capacity to 2" in await refusal(model, 3)
+    async with running(model, 2) as engine:
+        assert engine.statistics().kv_blocks == 160
+
+
+async def test_a_cache_of_unknown_size(behaviour: Any, model: Path) -> None:
+    """Without figures nothing is promised."""
+    behaviour.kv_statistics = False
+    assert "does not say how large its KV cache is" in await refusal(model)
+
+
+# The proof of the sampler -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("honours_penalty", "ignores repetition_penalty"),
+        ("honours_seed", "gives different ids for the same seed"),
+        ("honours_bias", "ignores embedding_bias"),
+    ],
+)
+async def test_a_sampler_that_ignores(behaviour: Any, model: Path, fault: str, said: str) -> None:
+    """A sampler that ignores what it is asked is refused, with what to change."""
+    setattr(behaviour, fault, False)
+    message = await refusal(model)
+    assert said in message
+    assert "use TensorRT-LLM 1.2.1 or a later version" in message
+
+
+@pytest.mark.parametrize("sampler", ["auto", "TorchSampler"])
+async def test_the_default_sampler_of_1_2(
+    model: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
+) -> None:
+    """It ignores the penalty in silence; the error names the setting that chooses the other."""
+    fake_trtllm.install(monkeypatch, "1.2.1")
+    message = await refusal(model, sampler=sampler)
+    assert "ignores repetition_penalty" in message
+    assert "set engine.options.sampler to 'TRTLLMSampler'" in message
+
+
+@pytest.mark.parametrize("sampler", ["auto", "TorchSampler", "TRTLLMSampler"])
+async def test_later_versions_have_no_choice(
+    model: Path, monkeypatch: pytest.MonkeyPatch, sampler: str
+) -> None:
+    """A version without the argument is not given it, whatever the option says."""
+    fake_trtllm.install(monkeypatch, "1.4.0")
+    async with running(model, sampler=sampler) as engine:
+        assert engine.alive
+
+
+async def test_an_engine_that_says_nothing(
+    behaviour: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proof that does not end in time is a failed start, and so is one that raises."""
+    behaviour.dies_after_steps = 10
+    assert "failed on its first requests" in await refusal(model)
+    monkeypatch.setattr(trtllm_proof, "PROOF_SECONDS", 0.01)
+    behaviour.silent = True
+    assert "gave no 16 ids" in await refusal(model)
+
+
+# The end ------------------------------------------------------------------------------------------
+
+
+async def test_a_shutdown_that_hangs(
+    behaviour: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing takes bounded time, and a worker that did not end by itself is killed."""
+    monkeypatch.setattr(trtllm_process.close, "__defaults__", (0.01,))
+    behaviour.stuck = threading.Event()
+    async with running(model):
+        (llm,) = behaviour.opened
+    assert llm.worker.poll() is not None
+    behaviour.stuck.set()
+
+
+async def test_a_shutdown_that_fails(
+    behaviour: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it raises is not passed on, and its worker is killed."""
+
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    async with running(model):
+        (llm,) = behaviour.opened
+        monkeypatch.setattr(llm, "shutdown", fail)
+    assert llm.worker.poll() is not None
+
+
+async def test_who_does_not_wait_for_the_load(behaviour: Any, model: Path) -> None:
+    """A load that is cancelled goes on to its end, and then leaves nothing behind."""
+    behaviour.loading = threading.Event()
+    start = asyncio.create_task(refusal(model))
+    await turns_until(lambda: len(behaviour.opened) == 1)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    behaviour.loading.set()
+    (llm,) = behaviour.opened
+    await turns_until(lambda: llm.worker.poll() is not None)
