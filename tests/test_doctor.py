@@ -20,7 +20,7 @@ SIMULATED = settings("engine.name=simulated", "codec.name=simulated")
 FREE_PORTS = settings("server.port=0", "server.metrics_port=0")
 CHECKS = [
     "python", "processors", "event_loop", "socket_options",
-    "packages", "extra_codec", "extra_pocket", "extra_bench",
+    "packages", "extra_codec", "extra_pocket", "extra_bench", "extra_torch", "extra_trtllm",
     "torch", "gpu", "mps",
     "configuration", "engine", "codec", "open_files", "access", "port", "metrics_port",
 ]  # fmt: skip
@@ -238,6 +238,16 @@ def test_packages_of_wrong_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert re.fullmatch(
         r"missing: pytest-nothing; does not fit: pytest [\d.]+ \(not <1\)", pocket[1]
     )
+
+
+def test_extras_that_were_not_installed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code newer than what pip knows of it: an extra that pip has not heard of is told as such."""
+    torch = examined_packages("pytest", tmp_path, monkeypatch)["extra_torch"]
+    assert torch[0] is Status.WARNING
+    assert "older than its code" in torch[1]
+    assert "install it again" in torch[2]
 
 
 # As a command -------------------------------------------------------------------------------------

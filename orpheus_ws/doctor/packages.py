@@ -1,6 +1,6 @@
 """The packages that are installed, against what this package says it needs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from typing import Final
 
@@ -42,7 +42,11 @@ def _base(declared: list[Requirement]) -> Check:
 
 def _extra(declared: list[Requirement], extra: str) -> Check:
     """Not to have an extra is no fault: whether the configuration needs it, the parts tell."""
-    present, missing, wrong = _installed(_needed(declared, extra))
+    needed = list(_needed(declared, extra))
+    if not needed:
+        older = "unknown: what is installed of orpheus-ws is older than its code"
+        return Check(_name(extra), Status.WARNING, older, "install it again, as you did before")
+    present, missing, wrong = _installed(needed)
     advice = f"for {EXTRAS[extra]}: {install_advice(extra)}"
     absent = Status.ABSENT if missing else Status.OK
     return Check(
@@ -71,7 +75,7 @@ def _needed(declared: list[Requirement], extra: str) -> Iterator[Requirement]:
                 yield requirement
 
 
-def _installed(needed: Iterator[Requirement]) -> tuple[list[str], list[str], list[str]]:
+def _installed(needed: Iterable[Requirement]) -> tuple[list[str], list[str], list[str]]:
     """Names with versions of what is there, names of what is missing, and what does not fit."""
     present, missing, wrong = [], [], []
     for requirement in needed:
