@@ -15,6 +15,9 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --constraint const
 # Tests that need torch and the embedded voice; the others also run without either.
 VOICE_TESTS := tests/voice
 PYTEST := -m pytest
+# Tests at a time. The slow ones measure, so they run one by one.
+WORKERS ?= 2
+SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 SLOW := -m slow --timeout 1200
 
 .PHONY: demo test test-slow test-numpy1 gpu-check lint format docs clean
@@ -23,14 +26,14 @@ demo: $(VENV)/.voice
 	@$(BIN)/python -m orpheus_ws say --local --output hello.wav -- "$$TEXT"
 
 test: $(VENV)/.dev
-	$(BIN)/python -X dev $(PYTEST) -m "not slow" $(TESTS)
+	$(BIN)/python -X dev $(PYTEST) $(SIDE_BY_SIDE) -m "not slow" $(TESTS)
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python $(PYTEST) $(SLOW) $(TESTS)
 
 # TensorRT-LLM's image has numpy 1 and a torch of its own, so the base must not need either.
 test-numpy1: $(VENV_NUMPY1)/.check
-	$(VENV_NUMPY1)/bin/python $(PYTEST) -m "not slow" --ignore $(VOICE_TESTS)
+	$(VENV_NUMPY1)/bin/python $(PYTEST) $(SIDE_BY_SIDE) -m "not slow" --ignore $(VOICE_TESTS)
 
 # Whether the codec is exact on this machine's GPU, and how fast; docs/codec.md says what is in the file.
 # Without a GPU it runs on the CPU and says so.

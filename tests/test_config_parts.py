@@ -61,7 +61,7 @@ def test_load_part_finds_modules() -> None:
 
 def test_load_part_that_is_none() -> None:
     """A module without the function is no part, and is not offered as one."""
-    with pytest.raises(StartupError, match="there are pocket, simulated, and"):
+    with pytest.raises(StartupError, match="there are pocket, simulated, torch, trtllm, and"):
         load_part("orpheus_ws.engine", "pocket_encode", "open_engine", extra="pocket")
     with pytest.raises(StartupError, match="no codec 'loop'"):
         load_part("orpheus_ws.codec", "loop", "open_decoder", extra="codec")
