@@ -13,7 +13,7 @@ import orpheus_ws
 from orpheus_ws.cli.access_token import access_token
 from orpheus_ws.cli.bench import bench
 from orpheus_ws.cli.doctor import doctor
-from orpheus_ws.cli.exits import Exit
+from orpheus_ws.cli.exits import report
 from orpheus_ws.cli.say import say
 from orpheus_ws.cli.serve import serve
 from orpheus_ws.errors import OrpheusError
@@ -34,5 +34,4 @@ def main() -> None:
     try:
         cli(standalone_mode=True)
     except OrpheusError as error:
-        click.echo(f"orpheus-ws: {error}", err=True)
-        sys.exit(Exit.FAILED)
+        sys.exit(report(error))

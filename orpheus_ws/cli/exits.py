@@ -5,7 +5,15 @@ of `sysexits.h` and of what shells use for signals, so that 143 means that SIGTE
 before it could take it.
 """
 
+import logging
+import os
+import sys
 from enum import IntEnum
+from typing import NoReturn
+
+import click
+
+from orpheus_ws.errors import OrpheusError
 
 
 class Exit(IntEnum):
@@ -24,3 +32,21 @@ class Exit(IntEnum):
     """`serve`: the drain's time was over and open contexts were cut off."""
     STOPPED = 5
     """`serve`: a second signal ended the drain."""
+
+
+def report(error: OrpheusError) -> Exit:
+    """Say in one line on standard error what went wrong."""
+    click.echo(f"orpheus-ws: {error}", err=True)
+    return Exit.FAILED
+
+
+def leave(code: Exit) -> NoReturn:
+    """End this process at once, when all of ours is closed.
+
+    Exit handlers are not run: those of a library that computes in other processes, such as
+    TensorRT-LLM, may wait for ever for one that has died.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -5,7 +5,6 @@ import gc
 import json
 import os
 import signal
-import sys
 from collections.abc import Coroutine
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import click
 
 from orpheus_ws import config as configuration
 from orpheus_ws import logs
-from orpheus_ws.cli.exits import Exit
+from orpheus_ws.cli.exits import Exit, leave, report
+from orpheus_ws.errors import OrpheusError
 
 
 @click.command()
@@ -47,7 +47,11 @@ def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None)
     flags = [f"{keys[name]}={value}" for name, value in shortcuts.items() if value is not None]
     config = configuration.load(file=file, environment=os.environ, flags=[*flags, *settings])
     logs.configure(config.log.level)
-    sys.exit(_run(_serve(config)))
+    try:
+        code = _run(_serve(config))
+    except OrpheusError as error:
+        code = report(error)
+    leave(code)
 
 
 async def _serve(config: configuration.Config) -> Exit:
