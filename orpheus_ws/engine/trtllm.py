@@ -8,6 +8,7 @@ served before the sampler was seen to work and the KV cache to be large enough.
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from orpheus_ws.engine.trtllm_process import (
     Loaded,
     abandon,
     close,
+    end,
     examine,
     has_lost,
     is_gone,
@@ -27,15 +29,17 @@ from orpheus_ws.engine.trtllm_process import (
     start_thread,
 )
 from orpheus_ws.engine.trtllm_proof import prove_sampler
+from orpheus_ws.engine.trtllm_request import GIVEN_UP, Request
 from orpheus_ws.engine.trtllm_setup import Options, check_pool, check_steps
+from orpheus_ws.engine.trtllm_watch import Watched, watch
 from orpheus_ws.errors import EngineFailed, StartupError
 
 __all__ = ["Options", "TrtllmEngine", "examine", "open_engine"]
 
 ABORT_SECONDS: Final = 10.0
 """An engine that does not answer an abort for so long answers nothing any more; it takes a step."""
-WATCH_SECONDS: Final = 1.0
-"""How often a silent engine is looked at."""
+FOLLOW_SECONDS: Final = 1.0
+"""How often statistics are asked for when there have been none."""
 STATISTICS_SECONDS: Final = 5.0
 """For the first iteration statistics; TensorRT-LLM collects them every 0.2 s."""
 ILLEGAL_BIAS: Final = -10_000.0
@@ -43,72 +47,7 @@ ILLEGAL_BIAS: Final = -10_000.0
 
 _CLOSED: Final = "the engine was closed"
 _DEAD: Final = "the engine has died; try again"
-_GIVEN_UP: Final = "the engine gave up this text; try again"
 _log = logging.getLogger(__name__)
-
-
-class _Request:
-    """One prompt inside TensorRT-LLM. `ids` have arrived and not been taken."""
-
-    def __init__(self, result: Any, max_tokens: int, step: int) -> None:
-        self.result = result
-        self.ids: list[int] = []
-        self.failure: str | None = None
-        self.left = False
-        self.ended = asyncio.Event()
-        """The engine is done with it, or nothing will be heard of it any more."""
-        self._max_tokens = max_tokens
-        self._step = step
-        self._seen = 0
-        self._waiter: asyncio.Future[None] | None = None
-
-    def accept(self, output: Any) -> int:
-        """Take what is new of the `CompletionOutput`, which grows in place; return its steps.
-
-        An id takes a step, so as many steps have passed since the request was made. End of speech
-        is what the engine stops at: it is given once, whether or not it is among the ids.
-        """
-        fresh = output.token_ids[self._seen :]
-        self._seen += len(fresh)
-        if tokens.END_OF_SPEECH in fresh:
-            del fresh[fresh.index(tokens.END_OF_SPEECH) :]
-        if output.finish_reason == "stop":
-            fresh.append(tokens.END_OF_SPEECH)
-        elif output.finish_reason not in (None, "length") and not self.left:
-            self.failure = _GIVEN_UP
-        self.ids += fresh
-        self._wake()
-        return self._step + self._seen
-
-    def end(self, failure: str | None = None) -> None:
-        """Nothing more will arrive."""
-        self.failure = self.failure or failure
-        self.ended.set()
-        self._wake()
-
-    @property
-    def is_over(self) -> bool:
-        """It has ended, or has all its ids and is about to end by itself."""
-        return self.ended.is_set() or self._seen >= self._max_tokens
-
-    async def take(self) -> list[int]:
-        """Return the ids that have arrived, at least one, or none at the end.
-
-        Raises `EngineFailed` after the ids that came before the failure. Safe to cancel.
-        """
-        while not self.ids:
-            if self.failure is not None:
-                raise EngineFailed(self.failure)
-            if self.ended.is_set():
-                break
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        taken, self.ids = self.ids, []
-        return taken
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class TrtllmEngine:
@@ -124,12 +63,13 @@ class TrtllmEngine:
         self._dead = asyncio.Event()
         # Hands slots out in the order in which they were asked for.
         self._slots = asyncio.Semaphore(capacity)
-        self._requests: dict[_Request, asyncio.Task[None]] = {}
+        self._requests: dict[Request, asyncio.Task[None]] = {}
         self._waiting = 0
         self._steps = 0
         self._tokens = 0
         self._iteration: dict[str, Any] = {}
-        self._watching: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._closed = threading.Event()
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -152,7 +92,10 @@ class TrtllmEngine:
         await self._dead.wait()
 
     async def prove(self) -> None:
-        """See to it that sampler and KV cache are good enough. Raises `StartupError`."""
+        """See to it that sampler and KV cache are good enough. Raises `StartupError`.
+
+        From here on the engine's statistics are followed.
+        """
         loaded, options = self._loaded, self._options
         setting = "use TensorRT-LLM 1.2.1 or a later version whose sampler passes"
         if loaded.sampler_choice and options.sampler != "TRTLLMSampler":
@@ -165,10 +108,18 @@ class TrtllmEngine:
             self._iteration = figures
             break
         check_pool(options, self._capacity, pool_tokens(self._iteration))
+        self._following = asyncio.create_task(self._follow(), name="trtllm statistics")
 
     def start_watching(self) -> None:
-        """Follow the engine's statistics and notice its death, until `close`."""
-        self._watching = asyncio.create_task(self._watch(), name="trtllm watch")
+        """Notice its death from here on, until `close`."""
+        watched = Watched(
+            is_dead=lambda: is_gone(self._llm) or has_lost(self._loaded.workers),
+            progress=lambda: self._tokens if self._requests else None,
+            died=self._die,
+            end_workers=lambda: end(self._loaded.workers),
+        )
+        loop = asyncio.get_running_loop()
+        start_thread(lambda: watch(watched, loop, self._closed), "trtllm-watch")
 
     async def generate(self, prompt: Prompt) -> AsyncGenerator[Sequence[int], None]:
         """Yield 1 id, 6, and then 7 a group, which are whole frames; more if the consumer is slow.
@@ -212,13 +163,15 @@ class TrtllmEngine:
 
     async def _close(self) -> None:
         self._stop(_CLOSED)
-        tasks = [*self._requests.values(), *([self._watching] if self._watching else [])]
+        tasks = [*self._requests.values(), *([self._following] if self._following else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await close(self._loaded)
+        # Not before: shutting down is when it may block the event loop, if ever.
+        self._closed.set()
 
-    async def _submit(self, prompt: Prompt) -> _Request:
+    async def _submit(self, prompt: Prompt) -> Request:
         """Wait for a slot and hand the prompt over. Safe to cancel."""
         self._check_alive()
         ids = tokens.prompt_ids(prompt.voice, prompt.text, self._loaded.encode)
@@ -232,7 +185,7 @@ class TrtllmEngine:
         try:
             self._check_alive()
             max_tokens = min(prompt.max_tokens, self._options.max_tokens)
-            request = _Request(self._start(ids, prompt, max_tokens), max_tokens, self._steps)
+            request = Request(self._start(ids, prompt, max_tokens), max_tokens, self._steps)
         except BaseException:
             self._slots.release()
             raise
@@ -261,20 +214,20 @@ class TrtllmEngine:
             # What it finds wrong with a request it says at once, with these.
             raise self._failure(error, ValueError, TypeError) from error
 
-    async def _read(self, request: _Request) -> None:
+    async def _read(self, request: Request) -> None:
         """Read the answers to the last, or until `_stop` cancels it."""
         try:
-            async for result in request.result:
+            async for _ in request.result:
                 if self._stopped is not None:
                     return  # what awaits inside the library may have swallowed the cancellation
                 before = len(request.ids)
-                self._steps = max(self._steps, request.accept(result.outputs[0]))
+                self._steps = max(self._steps, request.accept())
                 self._tokens += len(request.ids) - before
         except Exception as error:  # noqa: BLE001 - whatever it raises is the engine's
             request.end(str(self._failure(error)))
 
-    def _release(self, request: _Request, reading: asyncio.Task[None]) -> None:
-        request.end(self._stopped or (_GIVEN_UP if reading.cancelled() else None))
+    def _release(self, request: Request, reading: asyncio.Task[None]) -> None:
+        request.end(self._stopped or (GIVEN_UP if reading.cancelled() else None))
         del self._requests[request]
         self._slots.release()
 
@@ -288,7 +241,7 @@ class TrtllmEngine:
             return EngineFailed(_DEAD)
         return EngineFailed("the engine failed on this text; try again")
 
-    async def _leave(self, request: _Request) -> None:
+    async def _leave(self, request: Request) -> None:
         """Wait until the engine has let go of the request; one that never does is dead."""
         request.left = True
         if not request.is_over:
@@ -303,19 +256,22 @@ class TrtllmEngine:
             _log.critical("TensorRT-LLM does not answer")
             self._stop(_DEAD)
 
-    async def _watch(self) -> None:
-        workers = self._loaded.workers
-        while not (is_gone(self._llm) or await asyncio.to_thread(has_lost, workers)):
+    async def _follow(self) -> None:
+        """Keep the latest iteration statistics. They are for show: that there are none is no death."""
+        while True:
             try:
                 # Ends when there have been no new ones for a while.
-                async for figures in self._llm.get_stats_async(timeout=WATCH_SECONDS):
+                async for figures in self._llm.get_stats_async(timeout=FOLLOW_SECONDS):
                     if self._stopped is not None:
                         return  # as in `_read`
                     self._iteration = figures
-            except Exception as error:  # noqa: BLE001 - they are for show, and it may live
+            except Exception as error:  # noqa: BLE001 - whatever it raises
                 _log.error("no statistics", extra={"error": type(error).__name__})
-            await asyncio.sleep(WATCH_SECONDS)
-        _log.critical("TensorRT-LLM has died")
+            await asyncio.sleep(FOLLOW_SECONDS)
+
+    def _die(self) -> None:
+        if self._stopped is None:
+            _log.critical("TensorRT-LLM has died")
         self._stop(_DEAD)
 
     def _stop(self, reason: str) -> None:
@@ -353,12 +309,12 @@ async def open_engine(config: EngineConfig) -> TrtllmEngine:
         abandon(loading)
         raise
     engine = TrtllmEngine(loaded, options, capacity)
+    engine.start_watching()
     try:
         await engine.prove()
     except BaseException:
         await engine.close()
         raise
-    engine.start_watching()
     return engine
 
 

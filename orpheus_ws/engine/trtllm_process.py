@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -76,19 +76,22 @@ def load(options: Options, capacity: int) -> Loaded:
     checkpoint, encode = _read(options)
     check_memory(checkpoint, options, capacity, free_gpu_bytes())
     package, llm_args = _import("tensorrt_llm"), _import("tensorrt_llm.llmapi.llm_args")
-    before = _below()
+    this = (psutil.Process(),)
+    before = _below(this)
     try:
         arguments = llm_arguments(options, capacity, checkpoint, llm_args)
         llm = package.LLM(**arguments)
+    except StartupError:
+        raise
     except Exception as error:
-        _end(_below() - before)
+        end(_below(this) - before)
         raise _explained(error) from error
     return Loaded(
         llm=llm,
         sampling_params=package.SamplingParams,
         request_error=_request_error(),
         sampler_choice="sampler_type" in llm_args.TorchLlmArgs.model_fields,
-        workers=_below() - before,
+        workers=_below(this) - before,
         checkpoint=checkpoint,
         encode=encode,
     )
@@ -146,7 +149,11 @@ def is_gone(llm: Any) -> bool:
 
 
 def has_lost(workers: frozenset[psutil.Process]) -> bool:
-    """Whether all processes of TensorRT-LLM have ended; helpers among them come and go. Blocking."""
+    """Whether all processes of TensorRT-LLM have ended. Blocking.
+
+    Not whether one has: helpers among them come and go, and none says which it is. Where a helper
+    outlives the worker, only silence tells.
+    """
     return bool(workers) and not any(map(_runs, workers))
 
 
@@ -167,6 +174,8 @@ async def close(loaded: Loaded, seconds: float = SHUTDOWN_SECONDS) -> None:
 
 
 def _close(loaded: Loaded, seconds: float) -> None:
+    # With what a worker has started since; once it has ended, nobody knows whose that is.
+    workers = loaded.workers | _below(loaded.workers)
     shutdown = start_thread(loaded.llm.shutdown, "trtllm-shutdown")
     try:
         shutdown.result(seconds)
@@ -174,7 +183,7 @@ def _close(loaded: Loaded, seconds: float) -> None:
         _log.error("TensorRT-LLM did not shut down", extra={"seconds": seconds})
     except Exception as error:  # noqa: BLE001 - it is ended all the same
         _log.error("TensorRT-LLM failed to shut down", extra={"error": type(error).__name__})
-    _end(loaded.workers)
+    end(workers)
 
 
 def start_thread(function: Callable[[], _T], name: str) -> Future[_T]:
@@ -192,8 +201,12 @@ def start_thread(function: Callable[[], _T], name: str) -> Future[_T]:
     return outcome
 
 
-def _below() -> frozenset[psutil.Process]:
-    return frozenset(psutil.Process().children(recursive=True))
+def _below(above: Iterable[psutil.Process]) -> frozenset[psutil.Process]:
+    found: set[psutil.Process] = set()
+    for process in above:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= set(process.children(recursive=True))
+    return frozenset(found)
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -203,8 +216,8 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _end(processes: frozenset[psutil.Process]) -> None:
-    """Kill those that still run and wait until they are gone."""
+def end(processes: frozenset[psutil.Process]) -> None:
+    """Kill those that still run and wait until they are gone. Blocking, for `KILL_SECONDS` at most."""
     left = [process for process in processes if _runs(process)]
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -26,6 +26,23 @@ TOKENS_PER_BLOCK: Final = 32
 """Of the KV cache; TensorRT-LLM's default."""
 GIB: Final = 2**30
 
+NEEDED: Final = frozenset(
+    {
+        "model",
+        "skip_tokenizer_init",
+        "max_batch_size",
+        "max_num_tokens",
+        "max_seq_len",
+        "kv_cache_config",
+        # Of the KV cache: without them it is of another size or type than was reckoned with, or
+        # shares blocks between streams.
+        "dtype",
+        "max_tokens",
+        "enable_block_reuse",
+    }
+)
+"""Settings without which a version is no use; without others it is slower, or its defaults will do."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -195,20 +212,22 @@ def kv_bytes_per_token(checkpoint: Checkpoint, options: Options) -> int:
 
 
 def check_memory(checkpoint: Checkpoint, options: Options, capacity: int, free: int) -> None:
-    """Raise `StartupError` if weights and KV cache alone are more than `free` bytes.
+    """Raise `StartupError` if weights and the KV cache's part of the rest are more than `free` bytes.
 
     What else is needed (activations, graphs, the codec) is not known beforehand; whether the KV
     cache became as large as it must be is asked once it is there.
     """
     stream = stream_tokens(options) * kv_bytes_per_token(checkpoint, options)
-    if checkpoint.weight_bytes + capacity * stream <= free:
+    left = max(0, int((free - checkpoint.weight_bytes) * options.kv_fraction))
+    if capacity * stream <= left:
         return
-    fit = max(0, free - checkpoint.weight_bytes) // stream
+    fit = left // stream
     change = f"lower engine.capacity below {fit}" if fit > 1 else "use a larger GPU"
     raise StartupError(
         f"too little GPU memory: {checkpoint.weight_bytes / GIB:.1f} GiB of weights and "
         f"{capacity * stream / GIB:.1f} GiB of KV cache for {capacity} streams do not fit into the "
-        f"{free / GIB:.1f} GiB that are free: {change}"
+        f"{free / GIB:.1f} GiB that are free, with engine.options.kv_fraction {options.kv_fraction:g} "
+        f"of what weights leave: {change}"
     )
 
 
@@ -267,8 +286,9 @@ def llm_arguments(
     """Return what to construct `tensorrt_llm.LLM` with.
 
     `llm_args` is the module `tensorrt_llm.llmapi.llm_args`; a setting that its classes do not know is
-    left out and logged, for an unknown one is an error. Reuse of blocks, chunked prefill and a
-    cache on the host stay off: prompts are short, and each had errors that mixed streams up.
+    left out and logged, for an unknown one is an error. Raises `StartupError` if it is one of
+    `NEEDED`. Reuse of blocks, chunked prefill and a cache on the host stay off: prompts are short,
+    and each had errors that mixed streams up.
     """
     # A block more for each stream and one for the padding of a graph, which are nobody's ids.
     spare = (capacity + 1) * TOKENS_PER_BLOCK
@@ -284,6 +304,8 @@ def llm_arguments(
         "copy_on_partial_reuse": False,
         "use_kv_cache_manager_v2": False,
     }
+    if not hasattr(llm_args, "KvCacheConfig"):
+        raise _too_different(["KvCacheConfig"])
     graphs = {"batch_sizes": graph_sizes(options, capacity), "enable_padding": True}
     wanted: dict[str, Any] = {
         "model": str(checkpoint.directory),
@@ -318,7 +340,16 @@ def _configured(llm_args: ModuleType, names: Iterable[str], values: dict[str, An
 
 
 def _known(values: dict[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = sorted(values.keys() - fields.keys())
+    unknown = values.keys() - fields.keys()
+    if missed := sorted(unknown & NEEDED):
+        raise _too_different(missed)
     if unknown:
-        _log.warning("TensorRT-LLM has no such settings", extra={"settings": unknown})
+        _log.warning("TensorRT-LLM has no such settings", extra={"settings": sorted(unknown)})
     return {key: value for key, value in values.items() if key in fields}
+
+
+def _too_different(missed: list[str]) -> StartupError:
+    return StartupError(
+        f"this TensorRT-LLM has no {', '.join(missed)}, without which nothing can be promised: use a "
+        "version that has, such as 1.2.1"
+    )

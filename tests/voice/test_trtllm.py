@@ -5,7 +5,6 @@ Nothing here says that it works with the real one: the stand-in has what is know
 
 import asyncio
 import math
-from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -16,58 +15,12 @@ from prometheus_client import CollectorRegistry
 
 from orpheus_ws import messages as m
 from orpheus_ws import tokens
-from orpheus_ws.config import EngineConfig
-from orpheus_ws.engine import Prompt, trtllm
-from orpheus_ws.engine.trtllm import TrtllmEngine
+from orpheus_ws.engine import trtllm
 from orpheus_ws.errors import EngineFailed
 from orpheus_ws.metrics import Metrics
 from tests.harness import pcm, peer, server, turns_until
 from tests.voice import fake_trtllm
-
-LONG_TEXT = "The harbour was quiet that morning, and the gulls had not yet found the boats. " * 2
-PROOF_REQUESTS = 6
-"""Requests of the start-up proof, before any of ours."""
-CAPACITY = 3
-
-Open = Callable[..., Awaitable[TrtllmEngine]]
-
-
-@pytest.fixture(params=fake_trtllm.SHAPES)
-def behaviour(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The stand-in, in both shapes."""
-    return fake_trtllm.install(monkeypatch, request.param)
-
-
-@pytest.fixture
-async def opened(behaviour: Any, tmp_path: Path) -> Any:
-    """Opens engines with these options, and closes them afterwards."""
-    engines: list[TrtllmEngine] = []
-
-    async def open_with(**options: Any) -> TrtllmEngine:
-        model = str(fake_trtllm.write_checkpoint(tmp_path))
-        config = EngineConfig(name="trtllm", capacity=CAPACITY, options={"model": model, **options})
-        engines.append(await trtllm.open_engine(config))
-        return engines[-1]
-
-    yield open_with
-    for engine in engines:
-        await engine.close()
-
-
-def prompt(text: str = "Hi.", *, seed: int = 7, **sampling: Any) -> Prompt:
-    """A prompt of the default voice."""
-    return Prompt(text=text, voice="tara", seed=seed, **sampling)
-
-
-async def groups_of(engine: TrtllmEngine, asked: Prompt) -> list[list[int]]:
-    """All groups of one request."""
-    async with aclosing(engine.generate(asked)) as groups:
-        return [list(group) async for group in groups]
-
-
-async def groups_of_rest(groups: AsyncIterable[Sequence[int]]) -> list[Sequence[int]]:
-    """What is still to come."""
-    return [group async for group in groups]
+from tests.voice.trtllm_engines import CAPACITY, LONG_TEXT, PROOF_REQUESTS, Open, groups_of, prompt
 
 
 async def test_what_the_model_is_started_with(behaviour: Any, opened: Open) -> None:
@@ -181,114 +134,6 @@ async def test_a_text_that_is_too_long(behaviour: Any, opened: Open) -> None:
     assert engine.statistics().active == 0
 
 
-@pytest.mark.parametrize("fault", ["failing_requests", "gives_up"])
-async def test_a_request_that_fails(behaviour: Any, opened: Open, fault: str) -> None:
-    """An error of one request fails that context, after the ids it had; its neighbour goes on."""
-    engine = await opened()
-    getattr(behaviour, fault).add(PROOF_REQUESTS + 1)
-    good = asyncio.create_task(groups_of(engine, prompt(LONG_TEXT)))
-    await turns_until(lambda: engine.statistics().active == 1)
-    groups = engine.generate(prompt(LONG_TEXT))
-    ids = [*await anext(groups), *await anext(groups)]
-    with pytest.raises(EngineFailed):
-        await groups_of_rest(groups)
-    assert len(ids) == 7
-    assert (await good)[-1] == [tokens.END_OF_SPEECH]
-    assert engine.alive
-    assert engine.statistics().active == 0
-
-
-async def test_what_the_engine_refuses(
-    behaviour: Any, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request that the engine does not take fails alone, and gives its slot back."""
-    engine = await opened()
-
-    def refuse(*_: object, **__: object) -> None:
-        raise ValueError("the user's words")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(behaviour.opened[0], "generate_async", refuse)
-        for _ in range(CAPACITY + 1):
-            with pytest.raises(EngineFailed) as raised:
-                await groups_of(engine, prompt())
-            assert "words" not in str(raised.value)
-    assert (await groups_of(engine, prompt()))[-1] == [tokens.END_OF_SPEECH]
-
-
-@pytest.mark.parametrize("error", [RuntimeError("a worker failed"), KeyError("words")])
-async def test_an_error_that_is_not_a_requests(
-    behaviour: Any, opened: Open, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    """Whatever is not known to concern one request is taken for the engine's end."""
-    engine = await opened()
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(behaviour.opened[0], "generate_async", fail)
-    with pytest.raises(EngineFailed):
-        await groups_of(engine, prompt())
-    assert not engine.alive
-    await engine.wait_dead()
-
-
-@pytest.mark.parametrize("error", [RuntimeError("a worker failed"), ValueError("words")])
-async def test_an_error_between_answers(behaviour: Any, opened: Open, error: Exception) -> None:
-    """Between answers only a `RequestError` concerns one request; all else ends the engine."""
-    engine = await opened()
-    behaviour.strange_requests[PROOF_REQUESTS] = error
-    with pytest.raises(EngineFailed):
-        await groups_of(engine, prompt(LONG_TEXT))
-    assert not engine.alive
-
-
-async def test_a_cancellation_of_the_librarys_own(behaviour: Any, opened: Open) -> None:
-    """It fails the request rather than let it end as if all had been said."""
-    engine = await opened()
-    behaviour.strange_requests[PROOF_REQUESTS] = asyncio.CancelledError()
-    with pytest.raises(EngineFailed):
-        await groups_of(engine, prompt(LONG_TEXT))
-    assert (await groups_of(engine, prompt()))[-1] == [tokens.END_OF_SPEECH]
-
-
-async def test_the_engine_dies(behaviour: Any, opened: Open) -> None:
-    """Its death fails every request, with a slot or without, and whoever serves it is told."""
-    engine = await opened()
-    behaviour.dies_after_steps = 200
-    requests = [
-        asyncio.create_task(groups_of(engine, prompt(LONG_TEXT, seed=seed)))
-        for seed in range(CAPACITY + 2)
-    ]
-    outcomes = await asyncio.gather(*requests, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [EngineFailed] * len(requests)
-    assert not engine.alive
-    await engine.wait_dead()
-    figures = engine.statistics()
-    assert (figures.active, figures.waiting) == (0, 0)
-    with pytest.raises(EngineFailed):
-        await groups_of(engine, prompt())
-
-
-@pytest.mark.parametrize("sign", ["executor", "worker"])
-async def test_a_death_that_no_request_is_told_of(
-    behaviour: Any, opened: Open, monkeypatch: pytest.MonkeyPatch, sign: str
-) -> None:
-    """A worker that is gone is noticed, though its requests wait for ever."""
-    monkeypatch.setattr(trtllm, "WATCH_SECONDS", 0.01)
-    engine = await opened()
-    behaviour.silent = True
-    behaviour.dies_after_steps = 150
-    waiting = asyncio.create_task(groups_of(engine, prompt(LONG_TEXT)))
-    if sign == "worker":
-        monkeypatch.setattr(trtllm, "is_gone", lambda llm: False)
-        behaviour.opened[0].worker.kill()
-    with pytest.raises(EngineFailed):
-        await waiting
-    await engine.wait_dead()
-    assert not engine.alive
-
-
 async def test_leaving_aborts(behaviour: Any, opened: Open) -> None:
     """Who leaves has aborted the request, and goes when the engine has answered for the last time."""
     engine = await opened()
@@ -352,6 +197,17 @@ async def test_one_with_all_its_ids_is_not_aborted(behaviour: Any, opened: Open)
     assert result.outputs[0].finish_reason == "length"
 
 
+async def test_one_that_has_ended_is_not_aborted(behaviour: Any, opened: Open) -> None:
+    """Whoever stops at end of speech, as a reader of frames does, disturbs nobody either."""
+    engine = await opened()
+    async with aclosing(engine.generate(prompt())) as groups:
+        async for group in groups:
+            if group[-1] == tokens.END_OF_SPEECH:
+                break
+    assert not behaviour.opened[0].requests[-1][1].aborted()
+    assert engine.statistics().active == 0
+
+
 async def test_its_own_figures_become_gauges(behaviour: Any, opened: Open) -> None:
     """What the iteration statistics say is in the engine's, and so on `/metrics`."""
     engine = await opened()
@@ -369,7 +225,7 @@ async def test_what_later_statistics_leave_out(
     behaviour: Any, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A figure that is no longer given is shown as not a number, and nothing fails."""
-    monkeypatch.setattr(trtllm, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(trtllm, "FOLLOW_SECONDS", 0.01)
     engine = await opened()
     registry = CollectorRegistry()
     Metrics(registry).watch_engine(engine.statistics)
@@ -379,37 +235,6 @@ async def test_what_later_statistics_leave_out(
     value = registry.get_sample_value("orpheus_engine_kv_blocks")
     assert value is not None
     assert math.isnan(value)
-
-
-class Swallowing:
-    """Statistics that lose a cancellation, as `asyncio.wait_for` may in Python 3.11."""
-
-    def __init__(self) -> None:
-        self.awaited = False
-
-    def __aiter__(self) -> "Swallowing":
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:
-        self.awaited = True
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            return {}
-        raise StopAsyncIteration
-
-
-async def test_a_cancellation_that_is_lost(
-    behaviour: Any, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine closes though the library did not pass a cancellation on."""
-    monkeypatch.setattr(trtllm, "WATCH_SECONDS", 0.01)
-    engine = await opened()
-    swallowing = Swallowing()
-    monkeypatch.setattr(behaviour.opened[0], "get_stats_async", lambda timeout: swallowing)
-    await turns_until(lambda: swallowing.awaited)
-    await engine.close()
-    assert not engine.alive
 
 
 async def test_voices_are_those_of_the_options(opened: Open) -> None:
@@ -435,16 +260,3 @@ async def test_a_server_with_it(behaviour: Any, tmp_path: Path) -> None:
         assert isinstance((await client.utterance("b"))[-1], m.Cancelled)
         await turns_until(lambda: started.engine.statistics().active == 0)
         assert behaviour.opened[0].requests[-1][1].aborted()
-
-
-async def test_a_server_whose_engine_dies(behaviour: Any, tmp_path: Path) -> None:
-    """Everybody who listens is told, and the server knows that it is dead."""
-    model = fake_trtllm.write_checkpoint(tmp_path)
-    mine = ("engine.name=trtllm", f"engine.options.model={model}", "engine.capacity=3")
-    async with server(*mine) as started, peer(started.address.url) as client:
-        behaviour.dies_after_steps = 150
-        await client.say("a", LONG_TEXT)
-        last = (await client.utterance("a"))[-1]
-        assert isinstance(last, m.Error)
-        assert last.code == "engine_failed"
-        await started.wait_dead()

@@ -22,12 +22,6 @@ from tests.harness import turns_until
 from tests.voice import fake_trtllm
 
 
-@pytest.fixture(params=fake_trtllm.SHAPES)
-def behaviour(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The stand-in, in both shapes."""
-    return fake_trtllm.install(monkeypatch, request.param)
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A checkpoint that nothing is wrong with."""
@@ -181,6 +175,51 @@ async def test_a_wrong_checkpoint(
     assert behaviour.opened == []
 
 
+@pytest.mark.parametrize(
+    ("owner", "setting", "fatal"),
+    [
+        ("TorchLlmArgs", "max_seq_len", True),
+        ("TorchLlmArgs", "skip_tokenizer_init", True),
+        ("TorchLlmArgs", "kv_cache_config", True),
+        ("KvCacheConfig", "dtype", True),
+        ("KvCacheConfig", "max_tokens", True),
+        ("KvCacheConfig", "enable_block_reuse", True),
+        ("KvCacheConfig", "use_kv_cache_manager_v2", False),
+        ("TorchLlmArgs", "stream_interval", False),
+        ("TorchLlmArgs", "cuda_graph_config", False),
+    ],
+)
+async def test_a_version_without_a_setting(
+    behaviour: Any,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: str,
+    setting: str,
+    fatal: bool,
+) -> None:
+    """What a version does not know is left out and logged, but not what streams would suffer from."""
+    kind = getattr(sys.modules["tensorrt_llm.llmapi.llm_args"], owner)
+    left = {name: None for name in kind.model_fields if name != setting}
+    monkeypatch.setattr(kind, "model_fields", left)
+    if fatal:
+        assert f"has no {setting}, " in await refusal(model)
+        assert behaviour.opened == []
+        return
+    async with running(model):
+        pass
+    assert [setting] in [getattr(record, "settings", None) for record in caplog.records]
+
+
+async def test_a_version_without_the_cache(
+    behaviour: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that has the KV cache's settings under another name is not started with defaults."""
+    monkeypatch.delattr("tensorrt_llm.llmapi.llm_args.KvCacheConfig")
+    assert "has no KvCacheConfig, " in await refusal(model)
+    assert behaviour.opened == []
+
+
 # Memory -------------------------------------------------------------------------------------------
 
 
@@ -189,9 +228,12 @@ async def test_too_little_memory(
 ) -> None:
     """Weights and cache that cannot fit are an error before the load, which says what would."""
     fake_trtllm.show_gpu(monkeypatch, free=2**30)
-    # 2560 ids of 56 KiB are 140 MiB a stream.
-    assert "lower engine.capacity below 7" in await refusal(model, 8)
-    assert "280.0 GiB" not in await refusal(model, 8, kv_cache="bf16")
+    # 2560 ids of 56 KiB are 140 MiB a stream, and there are 1024.
+    assert "lower engine.capacity below 7" in await refusal(model, 8, kv_fraction=1.0)
+    assert "lower engine.capacity below 3" in await refusal(model, 8, kv_fraction=0.5)
+    assert "lower engine.capacity below 3" in await refusal(
+        model, 8, kv_fraction=1.0, kv_cache="bf16"
+    )
     assert "use a larger GPU" in await refusal(model, 8, max_tokens=100_000)
     assert behaviour.opened == []
 
@@ -236,6 +278,21 @@ async def test_a_sampler_that_ignores(behaviour: Any, model: Path, fault: str, s
     message = await refusal(model)
     assert said in message
     assert "use TensorRT-LLM 1.2.1 or a later version" in message
+
+
+@pytest.mark.parametrize(
+    ("parameter", "said"),
+    [
+        ("repetition_penalty", "ignores repetition_penalty"),
+        ("seed", "gives different ids for the same seed"),
+    ],
+)
+async def test_a_sampler_that_mixes_up(
+    behaviour: Any, model: Path, parameter: str, said: str
+) -> None:
+    """A sampler that is right for one request at a time, and not for several, is refused as well."""
+    behaviour.mixes_up = parameter
+    assert said in await refusal(model)
 
 
 @pytest.mark.parametrize("sampler", ["auto", "TorchSampler"])

@@ -25,6 +25,8 @@ class Behaviour:
     """Of the samplers that do at all."""
     honours_seed: bool = True
     honours_bias: bool = True
+    mixes_up: str | None = None
+    """A sampling parameter that everybody in a batch has from whoever came first."""
     end_id_in_ids: bool = False
     """Whether the id that a request ends with is among its ids; the real one's habit is not known."""
     empty_last_response: bool = False
@@ -37,12 +39,17 @@ class Behaviour:
     gives_up: set[int] = field(default_factory=set)
     """Requests that the engine ends by itself, as `timeout`, after a frame."""
     ignores_aborts: bool = False
+    step_seconds: float = 0.0
     dies_after_steps: int | None = None
     """The worker fails: all requests raise, and the executor is shut down."""
     silent: bool = False
     """The worker's failure is told to no request."""
     stuck: threading.Event | None = None
     """Shutting down waits for it."""
+    helper: bool = False
+    """Another process is started beside the worker, and outlives it."""
+    waits_at_exit: bool = False
+    """When the interpreter ends it waits for a worker that was killed, and so for ever."""
 
 
 behaviour = Behaviour()

@@ -31,6 +31,13 @@ class Speaker:
         self._length = tokens.CODES_PER_FRAME * max(4, len(prompt) // PROMPT_IDS_PER_FRAME)
         self._said: list[int] = []
 
+    def take_from(self, first: "Speaker", name: str) -> None:
+        """Sample with this parameter of another request."""
+        if name == "seed":
+            self._draw = first._draw
+        else:
+            self._penalty = first._penalty
+
     def next_id(self) -> int:
         """The next id; `end_id` when the script is over."""
         self._said.append(token := self._favourite() if self._few else self._scripted())

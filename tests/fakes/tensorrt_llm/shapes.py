@@ -56,5 +56,7 @@ class TorchLlmArgs(Strict):
         graphs = DecodeCudaGraphConfig if LATER else CudaGraphConfig
         for name, kind in (("cuda_graph_config", graphs), ("kv_cache_config", KvCacheConfig)):
             value = values.get(name)
-            if value is not None and type(value) is not kind:
+            if isinstance(value, dict):
+                setattr(self, name, kind(**value))
+            elif value is not None and type(value) is not kind:
                 raise ValueError(f"{name} must be a {kind.__name__}")

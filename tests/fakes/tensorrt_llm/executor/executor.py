@@ -5,9 +5,11 @@ stands beside it, for those that ask whether one is left behind.
 """
 
 import asyncio
+import atexit
 import itertools
 import json
 import subprocess
+import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -22,9 +24,12 @@ FRAME = 7
 
 
 class Running:
-    """A request inside."""
+    """A request inside. Without `streaming` there is one response, the last."""
 
-    def __init__(self, result: RequestOutput, params: SamplingParams, speaker: Speaker) -> None:
+    def __init__(
+        self, result: RequestOutput, params: SamplingParams, speaker: Speaker, *, streaming: bool
+    ) -> None:
+        self.streaming = streaming
         self.result = result
         self.params = params
         self.speaker = speaker
@@ -34,6 +39,8 @@ class Running:
         self.kv_tokens = len(result.prompt_token_ids) + params.max_tokens
 
     def send(self, finish_reason: str | None = None, error: BaseException | None = None) -> None:
+        if not (self.streaming or finish_reason or error):
+            return
         self.result.responses.put_nowait(Response(self.unsent, finish_reason, error))
         self.unsent = []
 
@@ -42,9 +49,13 @@ class Executor:
     def __init__(self, args: Any) -> None:
         self.args = args
         self.worker = subprocess.Popen(["sleep", "600"])
+        self.helper = subprocess.Popen(["sleep", "601"]) if behaviour.helper else None
         # Somebody else may have killed it by then, which `Popen` does not know and would complain of.
         weakref.finalize(self, self.worker.poll)
+        if behaviour.waits_at_exit:
+            atexit.register(self._wait_for_worker)
         self.pool = min(args.kv_cache_config.max_tokens, behaviour.kv_tokens)
+        self._interval = getattr(args, "stream_interval", None) or 1
         self.lines: deque[str] = deque(maxlen=1000)
         self.arrived = asyncio.Event()
         self._running: dict[int, Running] = {}
@@ -58,11 +69,14 @@ class Executor:
     def is_shutdown(self) -> bool:
         return self._shut_down
 
-    def submit(self, prompt: list[int], params: SamplingParams, speaker: Speaker) -> RequestOutput:
+    def submit(
+        self, prompt: list[int], params: SamplingParams, speaker: Speaker, streaming: bool
+    ) -> RequestOutput:
         if self._shut_down:
             raise RuntimeError("LLM is shutting down")
-        result = RequestOutput(next(self._ids), prompt, self._aborts.add)
-        self._queued.append(Running(result, params, speaker))
+        self._send_to_worker()
+        result = RequestOutput(next(self._ids), prompt, self._abort)
+        self._queued.append(Running(result, params, speaker, streaming=streaming))
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.get_running_loop().create_task(self._step_on())
         return result
@@ -71,17 +85,44 @@ class Executor:
         self._shut_down = True
         if behaviour.stuck is not None:
             behaviour.stuck.wait()
-        self.worker.kill()
-        self.worker.wait()
+        self._wait_for_worker()
+        for process in (self.worker, self.helper):
+            if process is not None:
+                process.kill()
+                process.wait()
+        atexit.unregister(self._wait_for_worker)
+
+    @property
+    def _worker_is_gone(self) -> bool:
+        return self.worker.poll() is not None
+
+    def _wait_for_worker(self) -> None:
+        """What waits for an answer of a process that is gone waits for ever."""
+        if self._worker_is_gone:
+            threading.Event().wait()
+
+    def _send_to_worker(self) -> None:
+        """Sending waits until somebody takes what is sent."""
+        self._wait_for_worker()
+
+    def _abort(self, request_id: int) -> None:
+        self._send_to_worker()
+        self._aborts.add(request_id)
 
     async def _step_on(self) -> None:
         while (self._running or self._queued) and not self._shut_down:
-            await asyncio.sleep(0)
+            await asyncio.sleep(behaviour.step_seconds)
+            if self._worker_is_gone:
+                return  # nobody is told
             self._iterations += 1
             if self._iterations == behaviour.dies_after_steps:
                 self._die()
                 return
             self._admit()
+            if behaviour.mixes_up:
+                first = next(iter(self._running.values()))
+                for running in self._running.values():
+                    running.speaker.take_from(first.speaker, behaviour.mixes_up)
             for request_id, running in list(self._running.items()):
                 self._advance(running)
                 if running.result.request_id not in self._running:
@@ -126,7 +167,7 @@ class Executor:
         if running.finish_reason is not None:
             running.send(running.finish_reason)
             del self._running[request_id]
-        elif running.produced == 1 or running.produced % (self.args.stream_interval or 1) == 0:
+        elif running.produced == 1 or running.produced % self._interval == 0:
             running.send()
 
     def _error(self, request_id: int) -> BaseException | None:

@@ -63,7 +63,7 @@ class LLM:
         params.max_tokens = min(params.max_tokens, self.args.max_seq_len - len(inputs))
         default = not LATER and self.args.sampler_type != "TRTLLMSampler"
         speaker = Speaker(inputs, params, default_sampler=default)
-        result = self._executor.submit(inputs, params, speaker)
+        result = self._executor.submit(inputs, params, speaker, streaming)
         self.requests.append((params, result))
         return result
 
