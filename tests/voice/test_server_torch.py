@@ -4,10 +4,17 @@ import asyncio
 import json
 import subprocess
 import wave
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
+import pytest
+
 from orpheus_ws import messages as m
-from orpheus_ws.tokens import SAMPLES_PER_FRAME
+from orpheus_ws.engine import Prompt
+from orpheus_ws.server import Server
+from orpheus_ws.tokens import CODES_PER_FRAME, SAMPLES_PER_FRAME
 from tests.doctor_runs import command
 from tests.harness import pcm, peer, server, turns_until
 
@@ -25,31 +32,89 @@ def torch_engine(checkpoint: Path, capacity: int) -> tuple[str, ...]:
     )
 
 
-async def test_sixteen_sockets_share_the_steps(tiny_checkpoint: Path) -> None:
-    """16 sockets speak at once: each hears what it hears alone, and they share the engine's steps."""
+class Asked:
+    """What the engine of a server gives from now on, by the seed of whoever asked."""
+
+    def __init__(self, started: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ids: Counter[int] = Counter()
+        self.left_at: dict[int, int] = {}
+        """The engine's step when its consumer stopped."""
+        self._engine = started.engine
+        self._generate = started.engine.generate
+        monkeypatch.setattr(started.engine, "generate", self._counted)
+
+    async def _counted(self, prompt: Prompt) -> AsyncGenerator[Sequence[int], None]:
+        async with aclosing(self._generate(prompt)) as groups:
+            try:
+                async for group in groups:
+                    self.ids[prompt.seed] += len(group)
+                    yield group
+            finally:
+                self.left_at[prompt.seed] = self._engine.statistics().steps
+
+
+async def test_sixteen_sockets_share_the_steps(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 sockets speak at once: each hears what it hears alone, a frame's samples for each seven
+    ids, and they share the engine's steps."""
 
     async def speak(url: str, seed: int) -> bytes:
         async with peer(url) as connected:
-            sampling = m.Sampling(seed=seed)
-            await connected.send(m.Open(context="a", sampling=sampling))
+            await connected.send(m.Open(context="a", sampling=m.Sampling(seed=seed)))
             await connected.say("a", SENTENCE)
             received = await connected.utterance("a")
             done = received[-1]
             assert isinstance(done, m.Done)
             assert done.reason == "end"
-            assert len(pcm(received)) == round(done.audio_ms * 48)
             return pcm(received)
 
     async with server(*torch_engine(tiny_checkpoint, 16)) as started:
         url = started.address.url
         alone = await speak(url, 0)
         before = started.engine.statistics()
+        asked = Asked(started, monkeypatch)
         heard = await asyncio.gather(*(speak(url, seed) for seed in range(16)))
         after = started.engine.statistics()
     assert heard[0] == alone
     assert len(set(heard)) == 16
+    for seed, audio in enumerate(heard):
+        frames, left = divmod(asked.ids[seed], CODES_PER_FRAME)
+        assert left == 1  # end of speech
+        assert len(audio) == 2 * frames * SAMPLES_PER_FRAME
     # One after the other they would take a step for each id.
     assert after.steps - before.steps < (after.tokens - before.tokens) / 2
+
+
+@pytest.mark.parametrize("how", ["cancel", "disconnect"])
+async def test_one_of_sixteen_leaves(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its slot is free within two steps of the engine, nothing more is generated for it, and the
+    other fifteen go on; when all have gone, so has all work."""
+    async with server(*torch_engine(tiny_checkpoint, 16)) as started, AsyncExitStack() as stack:
+        engine = started.engine
+        asked = Asked(started, monkeypatch)
+        peers = [await stack.enter_async_context(peer(started.address.url)) for _ in range(16)]
+        for seed, connected in enumerate(peers):
+            await connected.send(m.Open(context="a", sampling=m.Sampling(seed=seed)))
+            await connected.send(m.Text(context="a", text=f"{SENTENCE[:-1]}, " * 8))
+            await connected.send(m.End(context="a"))
+        await asyncio.gather(*(connected.wait_for(m.Audio) for connected in peers))
+        assert engine.statistics().active == 16
+        if how == "cancel":
+            await peers[5].send(m.Cancel(context="a"))
+        else:
+            peers[5].socket.transport.abort()
+        await turns_until(lambda: 5 in asked.left_at)
+        await turns_until(lambda: engine.statistics().active == 15)
+        steps = engine.statistics().steps
+        assert steps <= asked.left_at[5] + 2
+        had = Counter(asked.ids)
+        await turns_until(lambda: engine.statistics().steps > steps + 2 * CODES_PER_FRAME)
+        assert {seed for seed in range(16) if asked.ids[seed] > had[seed]} == set(range(16)) - {5}
+        await stack.aclose()
+        await turns_until(lambda: engine.statistics().active == 0)
 
 
 async def test_cancelling_frees_the_slot(tiny_checkpoint: Path) -> None:
