@@ -9,6 +9,7 @@ import socketserver
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
@@ -18,6 +19,10 @@ from orpheus_ws.config import ENVIRONMENT_PREFIX
 # The metrics endpoint notices that it is to stop when it polls, by default every 0.5 s; the tests
 # start and stop some hundred servers.
 socketserver.BaseServer.serve_forever.__defaults__ = (0.02,)
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("no clock", deadline=None)
+hypothesis.settings.load_profile("no clock")
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,17 @@ async def test_what_the_model_is_started_with(behaviour: Any, opened: Open) -> N
     # 1500 ids are 47 blocks of 32; each stream has one more, and so has the padding.
     assert cache.max_tokens == 32 * (CAPACITY * 47 + CAPACITY + 1)
     assert (cache.dtype, cache.tokens_per_block, cache.free_gpu_memory_fraction) == ("fp8", 32, 0.9)
-    assert cache.enable_block_reuse is False
+    off = (
+        cache.enable_block_reuse,
+        cache.enable_partial_reuse,
+        cache.copy_on_partial_reuse,
+        cache.use_kv_cache_manager_v2,
+        args.enable_chunked_prefill,
+    )
+    assert off == (False,) * 5
+    assert cache.host_cache_size is None
+    assert args.max_input_len == 500
+    assert llm.skips_tokenizer
     assert not hasattr(args, "sampler_type") or args.sampler_type == "TRTLLMSampler"
 
 

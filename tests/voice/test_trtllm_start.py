@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,6 +18,7 @@ import pytest
 from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import trtllm, trtllm_process, trtllm_proof
 from orpheus_ws.engine.trtllm import TrtllmEngine
+from orpheus_ws.engine.trtllm_setup import Checkpoint
 from orpheus_ws.errors import StartupError
 from tests.harness import turns_until
 from tests.voice import fake_trtllm
@@ -354,6 +356,26 @@ async def test_a_shutdown_that_fails(
         (llm,) = behaviour.opened
         monkeypatch.setattr(llm, "shutdown", fail)
     assert llm.worker.poll() is not None
+
+
+async def test_what_a_worker_started_ends_with_it(model: Path) -> None:
+    """Processes below a worker are ended too, though nobody's child any more once it has gone."""
+    worker = await asyncio.create_subprocess_exec("sh", "-c", "sleep 600 & wait")
+    process = psutil.Process(worker.pid)
+    await turns_until(lambda: len(process.children()) == 1)
+    (below,) = process.children()
+    loaded = trtllm_process.Loaded(
+        llm=SimpleNamespace(shutdown=worker.kill),
+        sampling_params=None,
+        request_error=None,
+        sampler_choice=False,
+        workers=frozenset({process}),
+        checkpoint=Checkpoint(directory=model, vocabulary=1, weight_bytes=1, kv_values_per_token=1),
+        encode=lambda text: [],
+    )
+    await trtllm_process.close(loaded)
+    await worker.wait()
+    assert not below.is_running() or below.status() == psutil.STATUS_ZOMBIE
 
 
 async def test_who_does_not_wait_for_the_load(behaviour: Any, model: Path) -> None:

@@ -31,7 +31,7 @@ class LLM:
         # The real one asks which types the GPU has.
         torch.cuda.get_device_properties(0)
         self.args: Any = TorchLlmArgs(model=model, **kwargs)
-        self._skip_tokenizer_init = skip_tokenizer_init
+        self.skips_tokenizer = skip_tokenizer_init
         self._executor = Executor(self.args)
         self.requests: list[tuple[SamplingParams, RequestOutput]] = []
         behaviour.opened.append(self)
@@ -56,7 +56,7 @@ class LLM:
         params = sampling_params or SamplingParams()
         if not isinstance(inputs, list) or not all(isinstance(token, int) for token in inputs):
             raise TypeError("ids, as the tokenizer was skipped")
-        if self._skip_tokenizer_init and params.end_id is None:
+        if self.skips_tokenizer and params.end_id is None:
             raise ValueError("end_id must be set when the tokenizer is skipped")
         if len(inputs) > self.args.max_num_tokens:
             raise ValueError("the prompt is longer than max_num_tokens")
