@@ -36,7 +36,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pass
 
 
-class File(_Part, frozen=True, kw_only=True):
+class File(_Part, frozen=True, kw_only=True, omit_defaults=True):
     """One file of the model."""
 
     size: Annotated[int, Meta(ge=0)]
@@ -164,7 +164,9 @@ def read(path: Path) -> Manifest:
             )
         return msgspec.json.decode(content, type=Manifest)
     except msgspec.ValidationError as error:
-        raise StartupError(f"{str(path)!r} is no manifest: {_fault(error)}; {_REMAKE}") from error
+        raise StartupError(
+            f"{str(path)!r} is no manifest: {describe_fault(error)}; {_REMAKE}"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StartupError(f"{str(path)!r} is not valid JSON: {_REMAKE}") from error
 
@@ -203,8 +205,8 @@ _PATH: Final = re.compile(r"`\$\.?([\w.]*)[^`]*`\Z")
 """Where msgspec says that an error was, up to what is inside a list or a table."""
 
 
-def _fault(error: msgspec.ValidationError) -> str:
-    """Where the fault is. The error's own text is not passed on: it may hold anything."""
+def describe_fault(error: msgspec.ValidationError) -> str:
+    """Say which key is wrong, missing or unknown. The error's own text is not passed on: it may hold anything."""
     said = str(error)
     at = _PATH.search(said)
     where = at[1].rstrip(".") if at else ""
