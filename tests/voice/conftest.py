@@ -1,11 +1,22 @@
-"""Fixtures of the tests of TensorRT-LLM's adapter."""
+"""Fixtures of the tests that need torch."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.voice import fake_trtllm
+from tests.voice.warm_commands import WarmCommands
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmCommands]:
+    """Runs `orpheus-ws` and `engine_build` without importing torch each time."""
+    started = WarmCommands(tmp_path_factory.mktemp("commands"))
+    yield started
+    started.close()
 
 
 @pytest.fixture(params=fake_trtllm.SHAPES)
@@ -32,3 +43,17 @@ async def opened(behaviour: Any, tmp_path: Path) -> Any:
     yield open_with
     for engine in engines:
         await engine.close()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A checkpoint that nothing is wrong with."""
+    return fake_trtllm.write_checkpoint(tmp_path / "model")
+
+
+@pytest.fixture
+def nothing_is_left() -> Any:
+    """However a start goes, no process is left behind."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= before

@@ -1,64 +1,21 @@
-"""What the TensorRT-LLM engine needs to start, what it says when that is not there, and how it ends."""
+"""What the TensorRT-LLM engine needs to start, what it says when that is not there, what its sampler is put to."""
 
 import asyncio
 import json
 import runpy
 import subprocess
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
-from orpheus_ws.config import EngineConfig
-from orpheus_ws.engine import trtllm, trtllm_process, trtllm_proof
-from orpheus_ws.engine.trtllm import TrtllmEngine
-from orpheus_ws.engine.trtllm_setup import Checkpoint
-from orpheus_ws.errors import StartupError
-from tests.harness import turns_until
+from orpheus_ws.engine import trtllm_proof
 from tests.voice import fake_trtllm
+from tests.voice.trtllm_engines import refusal, running
 
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A checkpoint that nothing is wrong with."""
-    return fake_trtllm.write_checkpoint(tmp_path / "model")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Any:
-    """However a start goes, no process is left behind."""
-    before = set(psutil.Process().children(recursive=True))
-    yield
-    assert set(psutil.Process().children(recursive=True)) <= before
-
-
-@asynccontextmanager
-async def running(
-    model: Path | None, capacity: int | None = 3, **options: Any
-) -> AsyncIterator[TrtllmEngine]:
-    """An engine of this checkpoint."""
-    given = {"model": str(model), **options} if model else options
-    config = EngineConfig(name="trtllm", capacity=capacity, options=given)
-    engine = await trtllm.open_engine(config)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-async def refusal(model: Path | None, capacity: int | None = 3, **options: Any) -> str:
-    """The one line that a start ends with."""
-    with pytest.raises(StartupError) as raised:
-        async with running(model, capacity, **options):
-            pass
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 # What is not there --------------------------------------------------------------------------------
@@ -135,31 +92,34 @@ def _remove(name: str) -> Callable[[Path], object]:
     return lambda model: (model / name).unlink()
 
 
-QUANTISED_CACHE = json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}})
+QUANTISED_CACHE = json.dumps({"quantization": {"kv_cache_quant_algo": "FP8"}})
+
+
+def _declare_cache(model: Path) -> None:
+    scheme = {"dynamic": False, "num_bits": 8, "type": "float"}
+    _change(quantization_config={"kv_cache_scheme": scheme})(model)
+    _write("hf_quant_config.json", QUANTISED_CACHE)(model)
 
 
 @pytest.mark.parametrize(
     ("damage", "options", "advice"),
     [
         (_remove("config.json"), {}, "no config.json"),
-        (_write("config.json", "{"), {}, "does not describe a Llama checkpoint"),
-        (_write("config.json", "[]"), {}, "does not describe a Llama checkpoint"),
-        (_change(architectures=["BertModel"]), {}, "no LlamaForCausalLM"),
-        (_change(vocab_size=128_256), {}, "128256 ids"),
-        (_change(rope_theta=None), {}, "transformers 4.57"),
+        (_write("config.json", "{"), {}, "is not valid JSON"),
+        (_write("config.json", "[]"), {}, "is not a JSON object"),
+        (_change(architectures=["BertModel"]), {}, "is not a LlamaForCausalLM"),
+        (_change(vocab_size=128_256), {}, "a vocabulary of 128256"),
+        (_change(rope_theta=None), {}, "export with 4.57"),
         (
             _change(rope_scaling=None, rope_parameters={"rope_type": "llama3"}),
             {},
-            "transformers 4.57",
+            "export with 4.57",
         ),
         (_remove("tokenizer.json"), {}, "no tokenizer.json"),
-        (_write("tokenizer.json", "{}"), {}, "is no tokenizer"),
-        (_remove("model.safetensors"), {}, "no *.safetensors"),
-        (
-            _write("hf_quant_config.json", QUANTISED_CACHE),
-            {"kv_cache": "bf16"},
-            "kv_cache to 'fp8'",
-        ),
+        (_write("tokenizer.json", "{}"), {}, "cannot be loaded"),
+        (_remove("model.safetensors"), {}, "no model.safetensors"),
+        (_write("hf_quant_config.json", QUANTISED_CACHE), {}, "or one is missing"),
+        (_declare_cache, {"kv_cache": "bf16"}, "kv_cache to 'fp8'"),
         (lambda model: None, {"max_num_tokens": 100}, "max_num_tokens to at least that"),
         (lambda model: None, {"beam": 1}, "unknown configuration key"),
     ],
@@ -222,6 +182,40 @@ async def test_a_version_without_the_cache(
     assert behaviour.opened == []
 
 
+# The manifest -------------------------------------------------------------------------------------
+
+
+async def test_what_the_manifest_says(behaviour: Any, model: Path) -> None:
+    """Voices and limits are the manifest's, and the batch is the capacity within them."""
+    version = sys.modules["tensorrt_llm"].__version__
+    built_with = {"tensorrt_llm": version}
+    changes = {"built_with": built_with, "max_num_tokens": 1024}
+    await asyncio.to_thread(fake_trtllm.write_manifest, model, **changes)
+    async with running(model) as engine:
+        assert engine.voices == ("ava", "ben")
+        (llm,) = behaviour.opened
+        args = llm.args
+        assert (args.max_batch_size, args.max_num_tokens, args.max_seq_len) == (3, 1024, 1500)
+
+
+async def test_a_manifest_of_another_tensorrt_llm(behaviour: Any, model: Path) -> None:
+    """What was measured with another version is not promised with this one."""
+    built_with = {"tensorrt_llm": "1.2.0"}
+    await asyncio.to_thread(fake_trtllm.write_manifest, model, built_with=built_with)
+    assert "is for TensorRT-LLM 1.2.0" in await refusal(model)
+    assert behaviour.opened == []
+
+
+async def test_without_a_manifest(
+    behaviour: Any, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is served, and a warning says what nothing vouches for."""
+    async with running(model):
+        assert len(behaviour.opened) == 1
+    assert "the model has no manifest" in caplog.text
+    assert "python -m engine_build manifest" in caplog.text
+
+
 # Memory -------------------------------------------------------------------------------------------
 
 
@@ -230,8 +224,8 @@ async def test_too_little_memory(
 ) -> None:
     """Weights and cache that cannot fit are an error before the load, which says what would."""
     fake_trtllm.show_gpu(monkeypatch, free=2**30)
-    # 2560 ids of 56 KiB are 140 MiB a stream, and there are 1024.
-    assert "lower engine.capacity below 7" in await refusal(model, 8, kv_fraction=1.0)
+    # 2560 ids of 56 KiB are 140 MiB a stream, and 1024 less the weights are there.
+    assert "lower engine.capacity below 6" in await refusal(model, 8, kv_fraction=1.0)
     assert "lower engine.capacity below 3" in await refusal(model, 8, kv_fraction=0.5)
     assert "lower engine.capacity below 3" in await refusal(
         model, 8, kv_fraction=1.0, kv_cache="bf16"
@@ -327,65 +321,3 @@ async def test_an_engine_that_says_nothing(
     monkeypatch.setattr(trtllm_proof, "PROOF_SECONDS", 0.01)
     behaviour.silent = True
     assert "gave no 16 ids" in await refusal(model)
-
-
-# The end ------------------------------------------------------------------------------------------
-
-
-async def test_a_shutdown_that_hangs(
-    behaviour: Any, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Closing takes bounded time, and a worker that did not end by itself is killed."""
-    monkeypatch.setattr(trtllm_process.close, "__defaults__", (0.01,))
-    behaviour.stuck = threading.Event()
-    async with running(model):
-        (llm,) = behaviour.opened
-    assert llm.worker.poll() is not None
-    behaviour.stuck.set()
-
-
-async def test_a_shutdown_that_fails(
-    behaviour: Any, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it raises is not passed on, and its worker is killed."""
-
-    def fail() -> None:
-        raise RuntimeError("no")
-
-    async with running(model):
-        (llm,) = behaviour.opened
-        monkeypatch.setattr(llm, "shutdown", fail)
-    assert llm.worker.poll() is not None
-
-
-async def test_what_a_worker_started_ends_with_it(model: Path) -> None:
-    """Processes below a worker are ended too, though nobody's child any more once it has gone."""
-    worker = await asyncio.create_subprocess_exec("sh", "-c", "sleep 600 & wait")
-    process = psutil.Process(worker.pid)
-    await turns_until(lambda: len(process.children()) == 1)
-    (below,) = process.children()
-    loaded = trtllm_process.Loaded(
-        llm=SimpleNamespace(shutdown=worker.kill),
-        sampling_params=None,
-        request_error=None,
-        sampler_choice=False,
-        workers=frozenset({process}),
-        checkpoint=Checkpoint(directory=model, vocabulary=1, weight_bytes=1, kv_values_per_token=1),
-        encode=lambda text: [],
-    )
-    await trtllm_process.close(loaded)
-    await worker.wait()
-    assert not below.is_running() or below.status() == psutil.STATUS_ZOMBIE
-
-
-async def test_who_does_not_wait_for_the_load(behaviour: Any, model: Path) -> None:
-    """A load that is cancelled goes on to its end, and then leaves nothing behind."""
-    behaviour.loading = threading.Event()
-    start = asyncio.create_task(refusal(model))
-    await turns_until(lambda: len(behaviour.opened) == 1)
-    start.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await start
-    behaviour.loading.set()
-    (llm,) = behaviour.opened
-    await turns_until(lambda: llm.worker.poll() is not None)
