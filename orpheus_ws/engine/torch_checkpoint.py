@@ -11,10 +11,11 @@ from typing import Any, Final
 import msgspec
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from orpheus_ws import tokens
+from orpheus_ws.engine import torch_fp8
 from orpheus_ws.errors import StartupError
 
 MANIFEST: Final = "manifest.json"
@@ -42,10 +43,10 @@ def check_config(folder: str, context: int) -> None:
             f"the checkpoint in {folder!r} has a vocabulary of {vocabulary!r}, and Orpheus's ids go "
             f"up to {tokens.AUDIO_END - 1}: give a model that was trained for speech"
         )
-    if "quantization_config" in config:
+    if "quantization_config" in config and not torch_fp8.is_fp8(config["quantization_config"]):
         raise StartupError(
-            f"the checkpoint in {folder!r} is quantized, which this engine does not run: give the "
-            "checkpoint that it was made from"
+            f"the checkpoint in {folder!r} is quantized, and not to FP8 by ModelOpt, which is all that "
+            "this engine runs: give the checkpoint that it was made from"
         )
     limit = config.get("max_position_embeddings")
     if isinstance(limit, int) and context > limit:
@@ -116,14 +117,7 @@ def load_model(folder: str, *, device: str, dtype: str, attention: str) -> Llama
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        model, found = LlamaForCausalLM.from_pretrained(
-            folder,
-            dtype=getattr(torch, dtype),
-            attn_implementation=attention,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        model, found = _from_pretrained(folder, getattr(torch, dtype), attention)
     except Exception as error:
         # What a broken file raises depends on where it is broken.
         raise StartupError(
@@ -149,6 +143,32 @@ def load_model(folder: str, *, device: str, dtype: str, attention: str) -> Llama
             "engine.options.device to one that has room for it, or engine.options.dtype to bfloat16"
         ) from error
     return placed.eval().requires_grad_(requires_grad=False)
+
+
+def _from_pretrained(
+    folder: str, dtype: torch.dtype, attention: str
+) -> tuple[LlamaForCausalLM, dict[str, Any]]:
+    """The model on the CPU, and what was amiss. What transformers and safetensors raise comes out."""
+    config = LlamaConfig.from_pretrained(folder, local_files_only=True)
+    how = {
+        "config": config,
+        "dtype": dtype,
+        "attn_implementation": attention,
+        "local_files_only": True,
+        "use_safetensors": True,
+        "output_loading_info": True,
+    }
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
+        model, found = LlamaForCausalLM.from_pretrained(folder, **how)
+        return model, found
+    # transformers does not know this kind, and would take the bare weights for the model's.
+    weights, scales = torch_fp8.read(folder, dtype)
+    del config.quantization_config
+    model, found = LlamaForCausalLM.from_pretrained(None, state_dict=weights, **how)
+    model.config.quantization_config = quantization
+    torch_fp8.round_inputs(model, scales)
+    return model, found
 
 
 def _read(folder: str, name: str) -> dict[str, Any]:

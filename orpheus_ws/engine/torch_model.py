@@ -16,6 +16,8 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface, LlamaForCausalLM
 
+from orpheus_ws.engine.torch_fp8 import has_fp8_cache, rounded
+
 ATTENTION: Final = "orpheus_slots"
 """The name under which transformers knows `_attend`."""
 
@@ -83,6 +85,7 @@ class _Cache:
         # Zeros, because nothing times what memory happens to hold need not be nothing.
         self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)
+        self.fp8 = has_fp8_cache(getattr(config, "quantization_config", None))
 
     def window(self, slots: slice, positions: torch.Tensor, length: int) -> "_Window":
         return _Window(self, slots, positions, length)
@@ -108,7 +111,8 @@ class _Window:
         found = []
         for table, new in ((self._cache.keys, key), (self._cache.values, value)):
             rows = table[layer, self._slots]
-            rows[self._rows, :, self._positions] = new.transpose(1, 2)
+            kept = rounded(new) if self._cache.fp8 else new
+            rows[self._rows, :, self._positions] = kept.transpose(1, 2)
             found.append(rows[:, :, : self._length])
         return found[0], found[1]
 
