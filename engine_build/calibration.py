@@ -7,7 +7,7 @@ engine speaks it.
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -17,9 +17,10 @@ from msgspec import Meta
 
 from orpheus_ws import tokens
 from orpheus_ws.engine import Prompt
+from orpheus_ws.engine.checkpoint import Checkpoint, Encoder
+from orpheus_ws.engine.checkpoint_limits import choose_voices
 from orpheus_ws.engine.torch_batch import Batch
-from orpheus_ws.engine.torch_checkpoint import load_model, load_tokenizer, read_voices
-from orpheus_ws.engine.torch_model import ATTENTION, SlotModel
+from orpheus_ws.engine.torch_model import ATTENTION, SlotModel, load_model
 from orpheus_ws.engine.torch_sampling import LEGAL_COLUMNS, Sampler
 from orpheus_ws.errors import EngineFailed, StartupError
 
@@ -65,13 +66,11 @@ class Calibration(NamedTuple):
         )
 
 
-def read(path: Path, model: str) -> Calibration:
+def read(path: Path, encode: Encoder) -> Calibration:
     """Read a file of JSON Lines: one sequence a line, as `_Line` has it; blank lines do not count.
 
-    `model` is the directory whose tokenizer reads the texts. Raises `StartupError`, which names the
-    line.
+    `encode` is the model's. Raises `StartupError`, which names the line.
     """
-    encode = _encoder(model)
     sequences = []
     for where, line in _lines(path):
         try:
@@ -100,27 +99,27 @@ def read_prompts(path: Path) -> list[str]:
     return texts
 
 
-def speak(model: str, texts: list[str], *, device: str) -> Calibration:
-    """Let the checkpoint in the directory `model` speak the texts, by all its voices in turn.
+def speak(checkpoint: Checkpoint, texts: list[str], *, device: str) -> Calibration:
+    """Let the checkpoint speak the texts, by all its voices in turn.
 
     Sampled as published; a text's seed is its place in the list. Raises `StartupError`.
     """
-    tokenizer, voices = load_tokenizer(model), read_voices(model)
     slots = min(_SLOTS, len(texts))
-    loaded = load_model(model, device=device, dtype="bfloat16", attention=ATTENTION)
+    folder = str(checkpoint.directory)
+    model = load_model(folder, device=device, dtype="bfloat16", attention=ATTENTION)
     batch: Batch[int] = Batch(
-        SlotModel(loaded, slots, CONTEXT, LEGAL_COLUMNS),
+        SlotModel(model, slots, CONTEXT, LEGAL_COLUMNS),
         Sampler(slots, LEGAL_COLUMNS, legal_only=True, device=device),
-        tokenizer,
+        checkpoint.encode,
         slots,
         CONTEXT,
     )
-    encode = _encoder(model)
+    voices = choose_voices((), checkpoint.manifest)
     prompts = [
         Prompt(text=text, voice=voice, seed=seed)
         for seed, (text, voice) in enumerate(zip(texts, itertools.cycle(voices), strict=False))
     ]
-    spoken = [tokens.prompt_ids(each.voice, each.text, encode) for each in prompts]
+    spoken = [tokens.prompt_ids(each.voice, each.text, checkpoint.encode) for each in prompts]
     with click.progressbar(length=len(texts), label="Speaking", file=sys.stderr) as progress:
         for number, ids in _run(batch, slots, prompts):
             spoken[number] += [token for token in ids if token != tokens.END_OF_SPEECH]
@@ -153,7 +152,7 @@ def _run(batch: Batch[int], slots: int, prompts: list[Prompt]) -> Iterator[tuple
                 yield group.owner, ids.pop(group.owner)
 
 
-def _sequence(line: _Line, where: str, encode: Callable[[str], list[int]]) -> list[int]:
+def _sequence(line: _Line, where: str, encode: Encoder) -> list[int]:
     parts = (line.text, line.voice, line.audio)
     if line.ids is not None and parts == (None, None, None):
         return list(line.ids)
@@ -169,17 +168,6 @@ def _sequence(line: _Line, where: str, encode: Callable[[str], list[int]]) -> li
             f"{tokens.AUDIO_BASE} + 4096 x its place in the frame"
         )
     return [*tokens.prompt_ids(line.voice, line.text, encode), *line.audio]
-
-
-def _encoder(model: str) -> Callable[[str], list[int]]:
-    """A function from plain text to its ids, without control ids. Raises `StartupError`."""
-    tokenizer = load_tokenizer(model)
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    return encode
 
 
 def _lines(path: Path) -> Iterable[tuple[str, bytes]]:

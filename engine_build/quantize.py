@@ -19,20 +19,16 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import click
-import msgspec
 import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine_build import calibration
 from engine_build.calibration import Calibration
-from orpheus_ws.engine.torch_checkpoint import (
-    check_config,
-    check_device,
-    load_model,
-    load_tokenizer,
-)
+from orpheus_ws.engine.checkpoint import Checkpoint, examine, open_checkpoint, read_object
+from orpheus_ws.engine.torch_model import check_device, load_model
 from orpheus_ws.errors import StartupError
+from orpheus_ws.manifest import Quantization
 
 KvFormat = Literal["fp8", "bf16"]
 
@@ -57,20 +53,20 @@ def write(
     what it was calibrated on. Raises `StartupError`; what takes no time is checked first. When it is
     interrupted, and when it raises, nothing is left behind. Blocking, for minutes.
     """
-    rope = _examine(model)
+    checkpoint = _open(model)
     check_device(device)
     texts = calibration.read_prompts(prompts) if sequences is None else []
     with _appearing(out) as unfinished:
         tools = _Modelopt()
         if sequences is None:
-            made = calibration.speak(str(model), texts, device=device)
+            made = calibration.speak(checkpoint, texts, device=device)
         else:
-            made = calibration.read(sequences, str(model))
+            made = calibration.read(sequences, checkpoint.encode)
         _quantize(tools, model, unfinished, made, kv, device)
-        _check_written(unfinished, rope, kv)
         for name in _TOKENIZER_FILES:
             if (model / name).exists():
                 shutil.copyfile(model / name, unfinished / name)
+        _check_written(unfinished, checkpoint, kv)
     return made
 
 
@@ -135,20 +131,18 @@ def _quantize(
         file.chmod(out.stat().st_mode & 0o666)
 
 
-def _examine(model: Path) -> dict[str, Any]:
-    """Everything that can be wrong with a checkpoint before it is loaded; its RoPE parameters."""
-    check_config(str(model), calibration.CONTEXT)
-    load_tokenizer(str(model))
-    config = _read(model / "config.json")
-    if "quantization_config" in config:
+def _open(model: Path) -> Checkpoint:
+    """Find everything that can be wrong with a checkpoint before it is loaded."""
+    checkpoint = open_checkpoint(str(model), "torch")
+    if checkpoint.quantization != Quantization():
         raise StartupError(
             f"the checkpoint in {str(model)!r} is quantised already: give the one it was made of"
         )
-    rope = _rope(config)
-    if not (rope["rope_theta"] and isinstance(rope["rope_scaling"], dict)):
+    longest = checkpoint.config.max_position_embeddings
+    if longest < calibration.CONTEXT:
         raise StartupError(
-            f"config.json in {str(model)!r} has no rope_theta or no rope_scaling, which transformers 5 "
-            "leaves out: give it both, as published with the model"
+            f"the model reads {longest} ids, and a prompt and its speech have up to "
+            f"{calibration.CONTEXT}: give a model with a longer context"
         )
     try:
         understood = LlamaConfig.from_pretrained(model, local_files_only=True).to_dict()
@@ -158,21 +152,15 @@ def _examine(model: Path) -> dict[str, Any]:
             f"config.json in {str(model)!r} has values that transformers does not take "
             f"({type(error).__name__}): download it again"
         ) from error
-    _check_kept(rope, understood)
-    return rope
+    _check_rope(checkpoint, understood)
+    return checkpoint
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    return {name: config.get(name) for name in ("rope_theta", "rope_scaling")}
-
-
-def _check_kept(rope: dict[str, Any], config: dict[str, Any]) -> None:
+def _check_rope(checkpoint: Checkpoint, written: dict[str, Any]) -> None:
     """TensorRT-LLM 1.2 reads both keys, and without a word takes other values if they are not there."""
-    kept = _rope(config)
-    scaling = kept["rope_scaling"] or {}
-    if (
-        kept["rope_theta"] != rope["rope_theta"]
-        or not rope["rope_scaling"].items() <= scaling.items()
+    expected, scaling = checkpoint.config, written.get("rope_scaling") or {}
+    if written.get("rope_theta") != expected.rope_theta or not (
+        (expected.rope_scaling or {}).items() <= scaling.items()
     ):
         raise StartupError(
             f"transformers {transformers.__version__} writes a config.json without the model's "
@@ -181,16 +169,15 @@ def _check_kept(rope: dict[str, Any], config: dict[str, Any]) -> None:
         )
 
 
-def _check_written(out: Path, rope: dict[str, Any], kv: KvFormat) -> None:
+def _check_written(out: Path, checkpoint: Checkpoint, kv: KvFormat) -> None:
     """Raise `StartupError` unless what was written is what was asked for."""
-    _check_kept(rope, _read(out / "config.json"))
-    written = _read(out / "hf_quant_config.json")["quantization"]
-    expected = ("FP8", "FP8" if kv == "fp8" else None)
-    if (written["quant_algo"], written["kv_cache_quant_algo"]) != expected or (
-        "lm_head" not in written["exclude_modules"]
-    ):
+    _check_rope(checkpoint, read_object(out, "config.json"))
+    expected = Quantization(weights="FP8", kv_cache="FP8" if kv == "fp8" else None)
+    written, faults = examine(out, "trtllm", compared="nothing")
+    if written is None or written.quantization != expected:
+        found = faults[0] if faults else "it has another quantisation"
         raise StartupError(
-            f"nvidia-modelopt did not write the checkpoint that was asked for: install {MODELOPT}"
+            f"nvidia-modelopt did not write what was asked for; is its version {MODELOPT}? ({found})"
         )
 
 
@@ -223,8 +210,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    return content

@@ -17,18 +17,9 @@ _LARGEST: Final = torch.finfo(torch.float8_e4m3fn).max
 _SCALES: Final = ("weight_scale", "input_scale", "k_scale", "v_scale")
 
 
-def is_fp8(config: Any) -> bool:
-    """Whether a `quantization_config` is one that this module knows: FP8 by ModelOpt."""
-    return (
-        isinstance(config, dict)
-        and config.get("quant_method") == "modelopt"
-        and config.get("quant_algo") == "FP8"
-    )
-
-
 def has_fp8_cache(config: Any) -> bool:
-    """Whether it declares that keys and values are FP8."""
-    return is_fp8(config) and bool(config.get("kv_cache_scheme"))
+    """Whether a model's configuration declares that its keys and values are FP8."""
+    return bool((getattr(config, "quantization_config", None) or {}).get("kv_cache_scheme"))
 
 
 def read(folder: str, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], dict[str, float]]:

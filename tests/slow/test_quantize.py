@@ -3,8 +3,10 @@
 It runs in an environment of its own, for it needs another transformers than the engine has here.
 """
 
+import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,9 +22,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from orpheus_ws import messages as m
 from orpheus_ws import tokens
-from orpheus_ws.config import EngineConfig
-from orpheus_ws.engine import Prompt, open_engine
+from tests.harness import pcm, peer, server
 
 pytestmark = pytest.mark.slow
 
@@ -122,7 +124,7 @@ def test_what_it_says(made: tuple[Path, subprocess.CompletedProcess[str]]) -> No
     assert done.returncode == 0, done.stderr
     assert done.stderr.split() == ["Speaking", "Calibrating"]
     assert done.stdout.startswith(f"Wrote {out}, calibrated on 3 sequences of ")
-    assert f"engine_build verify {out}\n" in done.stdout
+    assert f"engine_build verify {out} --for trtllm\n" in done.stdout
     assert f"engine_build manifest {out}\n" in done.stdout
 
 
@@ -264,20 +266,34 @@ def test_interrupted_it_leaves_nothing(
     assert list(folder.iterdir()) == []
 
 
-async def frames_of(checkpoint: Path) -> list[tuple[int, ...]]:
-    """What the reference engine says, in frames."""
-    options = {"model": str(checkpoint), "context": 1024}
-    engine = await open_engine(EngineConfig(name="torch", capacity=1, options=options))
-    try:
-        prompt = Prompt(text="Hello! How are you?", voice="tara", seed=3)
-        assembler = tokens.FrameAssembler()
-        return [frame async for ids in engine.generate(prompt) for frame in assembler.push(ids)]
-    finally:
-        await engine.close()
+def engine_build(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run another of the commands, in this environment."""
+    command = [sys.executable, "-m", "engine_build", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-async def test_it_speaks(quantised: Path) -> None:
-    """The reference engine runs the result, and says legal frames until end of speech."""
-    frames = await frames_of(quantised)
-    assert 3 < len(frames) < 100
-    assert await frames_of(quantised) == frames
+async def test_the_chain(quantised: Path, tmp_path: Path) -> None:
+    """The result is verified, gets a manifest, and a server speaks with it over a socket, always alike."""
+    model = tmp_path / "model"
+    shutil.copytree(quantised, model)
+    for step in (("verify", "--for", "trtllm"), ("manifest",), ("verify", "--for", "torch")):
+        done = await asyncio.to_thread(engine_build, step[0], str(model), *step[1:])
+        assert done.returncode == 0, (done.stdout, done.stderr)
+    manifest = described(model, "manifest.json")
+    assert manifest["quantization"] == {"weights": "FP8", "kv_cache": "FP8"}
+    assert manifest["built_with"]["modelopt"].startswith("0.47.")
+    heard = []
+    async with (
+        server(
+            "engine.name=torch", f"engine.options.model={model}", "engine.capacity=2"
+        ) as started,
+        peer(started.address.url) as connected,
+    ):
+        for context in "ab":
+            await connected.send(m.Open(context=context, sampling=m.Sampling(seed=3)))
+            await connected.say(context, "Hello! How are you?")
+            received = await connected.utterance(context)
+            assert isinstance(received[-1], m.Done)
+            heard.append(pcm(received))
+    assert heard[0] == heard[1]
+    assert len(heard[0]) > 3 * 2 * tokens.SAMPLES_PER_FRAME

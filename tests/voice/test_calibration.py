@@ -8,8 +8,9 @@ import torch
 
 from engine_build.calibration import PROMPTS, read, read_prompts, speak
 from orpheus_ws import tokens
+from orpheus_ws.engine.checkpoint import open_checkpoint
 from orpheus_ws.errors import StartupError
-from tests.voice.torch_checkpoints import tokenizer
+from tests.voice.torch_checkpoints import encoder
 
 # More threads only wait for each other.
 torch.set_num_threads(1)
@@ -27,9 +28,9 @@ def lines(folder: Path, *content: str) -> Path:
 def test_a_file_is_read(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """A line is all its ids, or a text that gets the framing of a prompt, then its audio."""
     spoken = f'{{"voice": "leo", "text": "Hi <custom_token_9>.", "audio": {FRAME + FRAME[:3]}}}'
-    made = read(lines(tmp_path, '{"ids": [5, 6]}', "", spoken), str(tiny_checkpoint))
-    encode = tokenizer(tiny_checkpoint).encode
-    framed = tokens.prompt_ids("leo", "Hi <custom_token_9>.", lambda text: encode(text).ids)
+    made = read(lines(tmp_path, '{"ids": [5, 6]}', "", spoken), encoder(tiny_checkpoint))
+    encode = encoder(tiny_checkpoint)
+    framed = tokens.prompt_ids("leo", "Hi <custom_token_9>.", encode)
     assert made.sequences == [[5, 6], [*framed, *FRAME, *FRAME[:3]]]
     assert made.ids == 2 + len(framed) + 10
     assert made.audio_ids == 10
@@ -56,7 +57,7 @@ def test_a_line_that_is_none(tiny_checkpoint: Path, tmp_path: Path, line: str, a
     file = tmp_path / "lines"
     file.write_bytes(f'{{"ids": {FRAME}}}\n{line}'.encode(errors="surrogateescape"))
     with pytest.raises(StartupError, match=f"line 2 of {re.escape(str(file))}.*{advice}") as caught:
-        read(file, str(tiny_checkpoint))
+        read(file, encoder(tiny_checkpoint))
     assert "\n" not in str(caught.value)
 
 
@@ -64,13 +65,13 @@ def test_a_line_that_is_none(tiny_checkpoint: Path, tmp_path: Path, line: str, a
 def test_a_file_without_audio(tiny_checkpoint: Path, tmp_path: Path, content: str) -> None:
     """Text alone is refused: its scales would be wrong for speech."""
     with pytest.raises(StartupError, match="no audio id"):
-        read(lines(tmp_path, content), str(tiny_checkpoint))
+        read(lines(tmp_path, content), encoder(tiny_checkpoint))
 
 
 def test_files_that_are_not_there(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """A missing file and a list of no prompts say so."""
     with pytest.raises(StartupError, match="cannot read"):
-        read(tmp_path / "none", str(tiny_checkpoint))
+        read(tmp_path / "none", encoder(tiny_checkpoint))
     with pytest.raises(StartupError, match="cannot read"):
         read_prompts(tmp_path / "none")
     with pytest.raises(StartupError, match="one a line"):
@@ -80,23 +81,23 @@ def test_files_that_are_not_there(tiny_checkpoint: Path, tmp_path: Path) -> None
 def test_the_model_speaks(tiny_checkpoint: Path) -> None:
     """Each text is spoken whole, by the voices in turn, and the same every time."""
     texts = [f"Number {number}." for number in range(10)]
-    made = speak(str(tiny_checkpoint), texts, device="cpu")
-    encode = tokenizer(tiny_checkpoint).encode
+    made = speak(open_checkpoint(str(tiny_checkpoint), "torch"), texts, device="cpu")
+    encode = encoder(tiny_checkpoint)
     for number, (text, sequence) in enumerate(zip(texts, made.sequences, strict=True)):
         voice = tokens.VOICES[number % 8]
-        prompt = tokens.prompt_ids(voice, text, lambda plain: encode(plain).ids)
+        prompt = tokens.prompt_ids(voice, text, encode)
         assert sequence[: len(prompt)] == prompt
         speech = tokens.FrameAssembler()
         assert speech.push(sequence[len(prompt) :])
         speech.finish()
         assert (speech.invalid, speech.dropped, speech.tokens % 7) == (0, 0, 0)
-    assert speak(str(tiny_checkpoint), texts, device="cpu") == made
+    assert speak(open_checkpoint(str(tiny_checkpoint), "torch"), texts, device="cpu") == made
 
 
 def test_a_prompt_that_is_too_long(tiny_checkpoint: Path) -> None:
     """It is named by its place."""
     with pytest.raises(StartupError, match="prompt 2 cannot be spoken"):
-        speak(str(tiny_checkpoint), ["Hi.", "a b " * 2000], device="cpu")
+        speak(open_checkpoint(str(tiny_checkpoint), "torch"), ["Hi.", "a b " * 2000], device="cpu")
 
 
 def test_our_own_prompts() -> None:

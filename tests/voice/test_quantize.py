@@ -12,17 +12,16 @@ from transformers import LlamaConfig
 from engine_build import tiny
 from engine_build.quantize import write
 from orpheus_ws.errors import StartupError
-from tests.voice.torch_checkpoints import cut_short, spoilt
+from tests.voice.torch_checkpoints import cut_short, fp8, spoilt
 
 QUANTISED = {"quant_method": "modelopt", "quant_algo": "FP8"}
 DAMAGE: dict[str, tuple[str, dict[str, Any], str]] = {
     "another architecture": ("config.json", {"architectures": ["GPT2LMHeadModel"]}, "Llama"),
     "the vocabulary of Llama": ("config.json", {"vocab_size": 128_256}, "vocabulary of 128256"),
-    "quantised already": ("config.json", {"quantization_config": QUANTISED}, "quantised already"),
-    "quantised otherwise": ("config.json", {"quantization_config": {}}, "quantized"),
-    "no rope_theta": ("config.json", {"rope_theta": None}, "no rope_theta"),
-    "no rope_scaling": ("config.json", {"rope_scaling": None}, "no rope_scaling"),
-    "a rope_scaling that is none": ("config.json", {"rope_scaling": "llama3"}, "no rope_scaling"),
+    "half quantised": ("config.json", {"quantization_config": QUANTISED}, "quantise"),
+    "no rope_theta": ("config.json", {"rope_theta": None}, "rope_theta"),
+    "no rope_scaling": ("config.json", {"rope_scaling": None}, "rope_scaling"),
+    "a rope_scaling that is none": ("config.json", {"rope_scaling": "llama3"}, "rope_scaling"),
     "values of another kind": ("config.json", {"max_position_embeddings": "many"}, "again"),
     "another tokenizer": ("tokenizer.json", {"added_tokens": []}, "tokenizer.json"),
 }
@@ -58,6 +57,16 @@ def test_a_checkpoint_that_is_none(
     with pytest.raises(StartupError, match=advice) as caught:
         write(spoilt(tiny_checkpoint, source, name, **changes), folder / "out")
     assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_that_is_quantised(
+    tiny_checkpoint: Path, tmp_path: Path, folder: Path
+) -> None:
+    """It is to be made of the original."""
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(StartupError, match="quantised already"):
+        write(fp8(tiny_checkpoint, source), folder / "out")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -120,7 +129,7 @@ def test_what_else_is_wrong(tiny_checkpoint: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "advice"),
     [
-        (("none", "out"), 1, "no config.json can be read"),
+        (("none", "out"), 1, "is not a directory"),
         (("none", "out", "--calibration", "a", "--prompts", "b"), 2, "not both"),
     ],
 )

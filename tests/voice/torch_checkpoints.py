@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from orpheus_ws.engine.checkpoint import Encoder, load_encoder
 from orpheus_ws.engine.torch_batch import Batch
-from orpheus_ws.engine.torch_checkpoint import load_model, load_tokenizer
-from orpheus_ws.engine.torch_model import ATTENTION, SlotModel
+from orpheus_ws.engine.torch_model import ATTENTION, SlotModel, load_model
 from orpheus_ws.engine.torch_sampling import LEGAL_COLUMNS, Sampler
 
 # As the engine itself does when it is opened; more threads only wait for each other.
@@ -33,7 +32,7 @@ def batch_of(checkpoint: Path, slots: int, *, legal_only: bool = True) -> Batch[
     columns = LEGAL_COLUMNS if legal_only else range(156_940)
     model = slot_model(checkpoint, slots, columns=columns)
     sampler = Sampler(slots, columns, legal_only=legal_only, device="cpu")
-    return Batch(model, sampler, tokenizer(checkpoint), slots, 1024)
+    return Batch(model, sampler, encoder(checkpoint), slots, 1024)
 
 
 @functools.cache
@@ -42,9 +41,9 @@ def _model(checkpoint: Path) -> LlamaForCausalLM:
 
 
 @functools.cache
-def tokenizer(checkpoint: Path) -> Tokenizer:
+def encoder(checkpoint: Path) -> Encoder:
     """The engine's tokenizer."""
-    return load_tokenizer(str(checkpoint))
+    return load_encoder(checkpoint)
 
 
 def run(batch: Batch[int]) -> dict[int, list[int]]:
@@ -75,9 +74,13 @@ def fp8(checkpoint: Path, folder: Path, *, cache: bool = True) -> Path:
         state[name] = (weight / scale).to(torch.float8_e4m3fn)
         state[f"{name}_scale"] = scale
         state[name.removesuffix("weight") + "input_scale"] = torch.tensor(0.02)
-    described = {"quant_method": "modelopt", "quant_algo": "FP8"}
-    described |= {"kv_cache_scheme": {"num_bits": 8, "type": "float"}} if cache else {}
-    spoilt(checkpoint, folder, "config.json", quantization_config=described)
+    config: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    if cache:
+        config["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    spoilt(checkpoint, folder, "config.json", quantization_config=config)
+    described = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8" if cache else None}
+    stated = {"quantization": described | {"exclude_modules": ["lm_head"]}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(stated), encoding="utf-8")
     (folder / "model.safetensors").unlink()
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
