@@ -119,7 +119,7 @@ def examine(
     weight_bytes = 0
     if config is not None:
         faults += _config_faults(folder, config)
-        quantization = _try(faults, lambda: _read_quantization(folder, config, engine))
+        quantization = _try(faults, lambda: _read_quantization(folder, config))
     encode = _try(faults, lambda: load_encoder(folder))
     if config is not None and quantization is not None:
         fp8 = quantization.weights == "FP8"
@@ -226,8 +226,8 @@ def _rope_faults(folder: Path, config: Config) -> Iterator[str]:
 # Quantisation -------------------------------------------------------------------------------------
 
 
-def _read_quantization(folder: Path, config: Config, engine: EngineName | None) -> Quantization:
-    """What both files say. Raises `StartupError` if they differ or the engine cannot run it."""
+def _read_quantization(folder: Path, config: Config) -> Quantization:
+    """What both files say. Raises `StartupError` if they differ or no engine can run it."""
     stated = _section(folder)
     said = Quantization(
         weights=_name(stated.get("quant_algo")), kv_cache=_name(stated.get("kv_cache_quant_algo"))
