@@ -7,7 +7,6 @@ named "TensorRT-LLM's" are those of 1.2's `llm_args.py`.
 
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -21,9 +20,8 @@ from tokenizers import Tokenizer
 from orpheus_ws import tokens
 from orpheus_ws.config import Positive
 from orpheus_ws.errors import StartupError
+from orpheus_ws.planning import memory
 
-TOKENS_PER_BLOCK: Final = 32
-"""Of the KV cache; TensorRT-LLM's default."""
 GIB: Final = 2**30
 
 _log = logging.getLogger(__name__)
@@ -38,15 +36,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Names that the checkpoint was trained on; the first is the default. Empty: the published ones."""
     kv_cache: Literal["fp8", "bf16"] = "fp8"
     """What keys and values are kept in. `bf16` takes twice the memory and loses nothing."""
-    max_prompt_tokens: Positive = 512
+    max_prompt_tokens: Positive = memory.MAX_PROMPT_TOKENS
     """Ids of a prompt at most. A segment of 25 s has about 100 in English."""
     max_tokens: Annotated[int, Meta(ge=tokens.CODES_PER_FRAME)] = tokens.MAX_TOKENS
     """Ids of a segment at most, whatever is asked for."""
-    max_num_tokens: Positive = 8192
+    max_num_tokens: Positive = memory.STEP_TOKENS
     """Ids in one step of the batch at most, those of new prompts included; TensorRT-LLM's default."""
     graph_sizes: tuple[Positive, ...] = ()
     """Batch sizes with a CUDA graph, each of up to 200 MB. Empty: steps of a third up to the capacity."""
-    kv_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    kv_fraction: Annotated[float, Meta(gt=0, le=1)] = memory.KV_FRACTION
     """Share of the memory that is free after loading which the KV cache may take; TensorRT-LLM's
     default. It takes no more than the capacity needs."""
     legal_bias: bool = False
@@ -185,8 +183,7 @@ def load_encoder(directory: Path) -> Callable[[str], list[int]]:
 
 def stream_tokens(options: Options) -> int:
     """Ids that one stream may hold in the KV cache, in whole blocks."""
-    longest = options.max_prompt_tokens + options.max_tokens
-    return math.ceil(longest / TOKENS_PER_BLOCK) * TOKENS_PER_BLOCK
+    return memory.stream_tokens(options.max_prompt_tokens, options.max_tokens)
 
 
 def kv_bytes_per_token(checkpoint: Checkpoint, options: Options) -> int:
@@ -249,16 +246,10 @@ def check_steps(options: Options, capacity: int) -> None:
 
 
 def graph_sizes(options: Options, capacity: int) -> list[int]:
-    """Batch sizes to capture, ascending, the last one `capacity`: 1, 2, 4, 6, 8, 12, 16, 24 …
-
-    A batch between two of them is padded to the larger, so at most a third of a step is wasted
-    from 4 on, and 256 streams take 15 graphs.
-    """
+    """Batch sizes to capture, ascending, the last one `capacity`."""
     if options.graph_sizes:
         return sorted({size for size in options.graph_sizes if size < capacity} | {capacity})
-    powers = [2**power for power in range(capacity.bit_length())]
-    between = [3 * power for power in powers[1:]]
-    return sorted({size for size in (*powers, *between) if size < capacity} | {capacity})
+    return memory.graph_sizes(capacity)
 
 
 def llm_arguments(
@@ -270,15 +261,13 @@ def llm_arguments(
     left out and logged, for an unknown one is an error. Reuse of blocks, chunked prefill and a
     cache on the host stay off: prompts are short, and each had errors that mixed streams up.
     """
-    # A block more for each stream and one for the padding of a graph, which are nobody's ids.
-    spare = (capacity + 1) * TOKENS_PER_BLOCK
     kv_cache: dict[str, Any] = {
         # `auto` is what the checkpoint declares, and the type of its weights if it declares nothing.
         "dtype": "fp8" if options.kv_cache == "fp8" else "auto",
         # The smaller of the two wins.
-        "max_tokens": capacity * stream_tokens(options) + spare,
+        "max_tokens": memory.pool_tokens(capacity, stream_tokens(options)),
         "free_gpu_memory_fraction": options.kv_fraction,
-        "tokens_per_block": TOKENS_PER_BLOCK,
+        "tokens_per_block": memory.TOKENS_PER_BLOCK,
         "enable_block_reuse": False,
         "enable_partial_reuse": False,
         "copy_on_partial_reuse": False,
