@@ -8,8 +8,8 @@ import click
 from engine_build.plan import Usage, as_json, make_plan, table
 from orpheus_ws.errors import OrpheusError, StartupError
 from orpheus_ws.planning.memory import MAX_PROMPT_TOKENS, Request
-from orpheus_ws.planning.profiles import BYTES, GPUS, Precision
-from orpheus_ws.planning.steps import HOST, Traffic, Variant
+from orpheus_ws.planning.profiles import BYTES, GPUS, GpuName, Precision
+from orpheus_ws.planning.steps import HOST, Segment, Traffic, Variant
 from orpheus_ws.tokens import MAX_TOKENS
 
 _PRECISION = click.Choice(list(BYTES))
@@ -68,10 +68,10 @@ def tiny(out: Path, seed: int) -> None:
 )
 @click.option(
     "--silence",
-    default=Traffic().trimmed_seconds,
+    default=Segment().silent_seconds,
     type=click.FloatRange(min=0, max=2),
     show_default=True,
-    help="Seconds of a segment that are cut off as silence.",
+    help="Seconds of near-silence that a segment begins with.",
 )
 @click.option("--price", type=click.FloatRange(min=0), help="Of the GPU for an hour; gives costs.")
 @click.option(
@@ -90,7 +90,7 @@ def tiny(out: Path, seed: int) -> None:
 )
 @click.option("--json", "as_program", is_flag=True, help="Print JSON.")
 def plan(
-    gpu: str,
+    gpu: GpuName,
     kv: Precision,
     weights: Precision,
     prompt: int,
@@ -107,7 +107,8 @@ def plan(
     if price is not None:
         usage = Usage(price=price, talk_share=talk_share, utilisation=utilisation)
     request = Request(prompt_tokens=prompt, max_tokens=max_tokens, weights=weights, kv=kv)
-    made = make_plan(gpu, request, Traffic(trimmed_seconds=silence), variant, usage)
+    traffic = Traffic(segments=(Segment(silent_seconds=silence),) * 3)
+    made = make_plan(gpu, request, traffic, variant, usage)
     click.echo(as_json(made) if as_program else table(made))
 
 

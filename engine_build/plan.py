@@ -15,7 +15,7 @@ from orpheus_ws.planning.memory import (
     largest_batch_in_memory,
     memory_plan,
 )
-from orpheus_ws.planning.profiles import GPUS, USABLE_BANDWIDTH
+from orpheus_ws.planning.profiles import GPUS, USABLE_BANDWIDTH, GpuName
 from orpheus_ws.planning.steps import (
     StepTimes,
     Traffic,
@@ -72,13 +72,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    gpu_name: str, request: Request, traffic: Traffic, variant: Variant, usage: Usage | None = None
+    gpu_name: GpuName,
+    request: Request,
+    traffic: Traffic,
+    variant: Variant,
+    usage: Usage | None = None,
 ) -> Plan:
     """Plan for the GPU of that name in `GPUS`. If not one stream can be served there is no cost."""
     gpu = GPUS[gpu_name]
-    times = step_times(
-        gpu, traffic.prompt_tokens, variant=variant, weights=request.weights, kv=request.kv
-    )
+    times = step_times(gpu, variant=variant, weights=request.weights, kv=request.kv)
     by_memory = largest_batch_in_memory(gpu, request)
     by_real_time = largest_real_time_batch(times, traffic)
     batch = min(by_memory, by_real_time)
@@ -150,11 +152,14 @@ def table(plan: Plan) -> str:
     """The plan for a terminal, with what it assumes."""
     traffic = plan.traffic
     width = max(len(name) for name, _ in rows(plan))
+    first = traffic.segments[0]
     assumed = (
-        f"All streams speak without a pause: segments of {traffic.frames:g} frames, of which "
-        f"{traffic.trimmed_seconds:g} s are silence that is cut off, {traffic.speed:g} times as fast "
-        f"as real time; {USABLE_BANDWIDTH:.0%} of the data sheet's bandwidth. docs/capacity.md says "
-        "where each figure comes from. What a machine really does, only a run on it can tell."
+        f"All streams speak without a pause: turns of {len(traffic.segments)} segments of "
+        f"{first.frames:g} frames, which begin with {first.silent_seconds:g} s of silence; "
+        f"{traffic.heard_seconds:.1f} s of a turn are heard. Frames come {traffic.pace:g} times as "
+        f"fast as they are played; {USABLE_BANDWIDTH:.0%} of the data sheet's bandwidth is reached. "
+        "docs/capacity.md says where each figure comes from. What a machine really does, only a run "
+        "on it can tell."
     )
     return "\n".join(
         [

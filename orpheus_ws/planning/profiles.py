@@ -10,6 +10,8 @@ import msgspec
 
 Precision = Literal["fp8", "bf16"]
 
+GpuName = Literal["h100", "h100-mig-3g.40gb", "h200", "l40s"]
+
 BYTES: Final[dict[Precision, int]] = {"fp8": 1, "bf16": 2}
 """What one number takes."""
 
@@ -42,7 +44,7 @@ _MIB: Final = 2**20
 _MIG_SMS: Final = 60 / 132
 """Of an H100's multiprocessors, a slice 3g has 60."""
 
-GPUS: Final = {
+GPUS: Final[dict[GpuName, Gpu]] = {
     "h100": Gpu(
         title="H100 SXM 80 GB",
         memory_bytes=81_559 * _MIB,
