@@ -159,8 +159,6 @@ class SimulatedEngine:
         """When the latest step was taken, by the event loop's clock."""
         self._capacity = capacity
         self._options = options
-        self._times = options.times
-        self._steps_per_frame = options.steps_of_a_frame
         self._stopped: str | None = None
         self._dead = asyncio.Event()
         # Dictionaries serve as ordered sets: first in, first out, and leaving costs no search.
@@ -246,10 +244,9 @@ class SimulatedEngine:
         self._started += 1
         ids = script(prompt, fault, options.frames_per_char, options.silent_frames)
         frames, rest = divmod(len(ids), tokens.CODES_PER_FRAME)
+        steps = options.steps_of_a_frame
         # What is less than a frame, such as end of speech, takes no longer than its ids do.
-        last_step = self._steps_per_frame * frames + math.ceil(
-            rest * self._steps_per_frame / tokens.CODES_PER_FRAME
-        )
+        last_step = steps * frames + math.ceil(rest * steps / tokens.CODES_PER_FRAME)
         request = _Request(ids, fault, prompt_tokens(prompt.text), last_step)
         self._waiting[request] = None
         self._admit()
@@ -275,20 +272,20 @@ class SimulatedEngine:
         The schedule is absolute. A step that the event loop delivers late does not delay the next:
         a real engine computes in another process and does not notice how busy this one is.
         """
-        now = asyncio.get_running_loop().time
+        now, times = asyncio.get_running_loop().time, self._options.times
         due = now()
         while self._running:
             # Whoever joins while this step runs takes part in the next.
             batch = tuple(self._running)
-            due += self._step_seconds(batch)
+            due += self._step_seconds(batch, times)
             await asyncio.sleep(max(0.0, due - now()))
             self._step(batch)
         # Not in a `finally`: a task cancelled from outside must not be started anew by `_leave`.
         self._stepping = None
 
-    def _step_seconds(self, batch: tuple[_Request, ...]) -> float:
+    def _step_seconds(self, batch: tuple[_Request, ...], times: StepTimes) -> float:
         """What the step takes that begins now; stalled requests hold their place in it."""
-        times, held, joining = self._times, 0, 0
+        held = joining = 0
         # What costs nothing need not be counted; there may be hundreds of requests.
         if times.kv_token:
             held = sum(each.prompt_tokens + each.steps for each in (*batch, *self._stalled))
@@ -299,7 +296,7 @@ class SimulatedEngine:
     def _step(self, batch: tuple[_Request, ...]) -> None:
         self._steps += 1
         self.stepped_at = asyncio.get_running_loop().time()
-        running, steps_per_frame = self._running, self._steps_per_frame
+        running, steps_per_frame = self._running, self._options.steps_of_a_frame
         first_frames = self._options.silent_frames + self._options.first_frames
         first_ids = first_frames * tokens.CODES_PER_FRAME
         for request in batch:
