@@ -29,8 +29,6 @@ from orpheus_ws.planning.steps import (
 )
 
 LABEL: Final = "arithmetic, not a measurement"
-FIRST_BYTE_SECONDS: Final = 0.150
-"""The objective for a full GPU; 200 ms are allowed on a slice."""
 _GIB: Final = 2**30
 
 
@@ -65,6 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float
     real_time_factor: float
     first_byte_seconds: float
+    first_byte_objective: float
     by_first_byte: int
     """The largest batch that answers within the objective."""
     usage: Usage | None = None
@@ -101,7 +100,8 @@ def make_plan(
         step_seconds=mean_step(times, batch, traffic),
         real_time_factor=real_time_factor(times, batch, traffic),
         first_byte_seconds=first_byte_seconds(times, batch, traffic),
-        by_first_byte=largest_responsive_batch(times, traffic, FIRST_BYTE_SECONDS),
+        first_byte_objective=gpu.first_byte_seconds,
+        by_first_byte=largest_responsive_batch(times, traffic, gpu.first_byte_seconds),
         usage=usage,
         cost=_cost(batch, usage),
     )
@@ -138,7 +138,7 @@ def rows(plan: Plan) -> list[tuple[str, str]]:
         ("batch", str(plan.batch)),
         ("times real time at this batch", f"{plan.real_time_factor:.2f}"),
         ("first byte at this batch", f"{plan.first_byte_seconds * 1e3:.0f} ms"),
-        (f"batch for {FIRST_BYTE_SECONDS * 1e3:.0f} ms", str(plan.by_first_byte)),
+        (f"batch for {plan.first_byte_objective * 1e3:.0f} ms", str(plan.by_first_byte)),
     ]
     if plan.cost is not None:
         found += [

@@ -33,6 +33,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     fp32_flops: float
     """Operations a second in float32 without tensor cores, by the data sheet: the codec's."""
     source: str
+    first_byte_seconds: float = 0.150
+    """Within which a turn should have its first byte, in 99 of 100 cases: this project's objective."""
 
     @property
     def usable_bandwidth(self) -> float:
@@ -60,6 +62,7 @@ GPUS: Final[dict[GpuName, Gpu]] = {
         fp8_flops=1979e12 * _MIG_SMS,
         fp32_flops=67e12 * _MIG_SMS,
         source="NVIDIA's MIG user guide: 4 of 8 memory slices, 60 of 132 SMs, 39.5 GiB",
+        first_byte_seconds=0.200,
     ),
     "h200": Gpu(
         title="H200 SXM 141 GB",
