@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_build.verify import Severity, verify
-from orpheus_ws.engine.checkpoint import EngineName, examine, load_encoder, open_checkpoint
+from orpheus_ws.engine.checkpoint import examine, load_encoder, open_checkpoint
 from orpheus_ws.engine.checkpoint_weights import INDEX, read_header
 from orpheus_ws.errors import StartupError
 from tests.voice.fake_trtllm import (
@@ -53,9 +53,9 @@ def _declare(model: Path, stated: dict[str, Any], **again: Any) -> None:
     (model / "config.json").write_text(json.dumps(described), encoding="utf-8")
 
 
-def only_fault(model: Path, engine: EngineName | None = None) -> str:
+def only_fault(model: Path) -> str:
     """The one thing that is wrong."""
-    checkpoint, faults = examine(model, engine)
+    checkpoint, faults = examine(model)
     assert checkpoint is None
     assert len(faults) == 1, faults
     assert "\n" not in faults[0]
@@ -81,11 +81,9 @@ def test_what_is_right(model: Path) -> None:
 
 
 def test_what_is_right_in_fp8(quantised: Path) -> None:
-    """FP8 as ModelOpt exports it is right for TensorRT-LLM, and is not for torch."""
+    """FP8 as ModelOpt exports it is right, and known for what it is."""
     checkpoint = open_checkpoint(str(quantised), "trtllm")
     assert (checkpoint.quantization.weights, checkpoint.quantization.kv_cache) == ("FP8", "FP8")
-    with pytest.raises(StartupError, match="give the checkpoint that it was made from"):
-        open_checkpoint(str(quantised), "torch")
 
 
 def test_a_padded_vocabulary(model: Path) -> None:
@@ -195,6 +193,24 @@ def test_a_scale_that_is_none(quantised: Path, scale: float) -> None:
     """A scale that is no number above 0 is found without reading the weights."""
     write_weights(quantised / WEIGHTS, tensors(fp8=True), scale)
     assert "are not numbers above 0" in only_fault(quantised)
+
+
+def test_what_verify_warns_of(model: Path) -> None:
+    """For TensorRT-LLM it says what is slow, and what the manifest does not know."""
+
+    def warnings() -> list[str]:
+        report = verify(model, "trtllm")
+        assert all(finding.severity is Severity.WARNING for finding in report.findings)
+        return [finding.text for finding in report.findings]
+
+    no_manifest, slow = warnings()
+    assert "there is no manifest" in no_manifest
+    assert "not quantised" in slow
+    write_manifest(model, built_with={})
+    assert "names no TensorRT-LLM" in warnings()[0]
+    write_manifest(model)
+    assert warnings() == [slow]
+    assert verify(model, "torch").findings == []
 
 
 # Weights ------------------------------------------------------------------------------------------
