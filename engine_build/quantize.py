@@ -173,7 +173,7 @@ def _check_written(out: Path, checkpoint: Checkpoint, kv: KvFormat) -> None:
     """Raise `StartupError` unless what was written is what was asked for."""
     _check_rope(checkpoint, read_object(out, "config.json"))
     expected = Quantization(weights="FP8", kv_cache="FP8" if kv == "fp8" else None)
-    written, faults = examine(out, "trtllm", compared="nothing")
+    written, faults = examine(out, compared="nothing")
     if written is None or written.quantization != expected:
         found = faults[0] if faults else "it has another quantisation"
         raise StartupError(
