@@ -196,6 +196,17 @@ async def test_what_silence_is(
     assert len(deaths) == dead
 
 
+async def test_an_idle_engine_is_not_dead(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that nobody asks for anything says nothing, and lives."""
+    engine = await opened()
+    looks: list[object] = []
+    monkeypatch.setattr(trtllm, "is_gone", looks.append)
+    monkeypatch.setattr(trtllm_watch, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(trtllm_watch, "SILENCE_SECONDS", 0.005)
+    await turns_until(lambda: len(looks) > 20 or not engine.alive)
+    assert engine.alive
+
+
 class Swallowing:
     """Statistics that lose a cancellation, as `asyncio.wait_for` may in Python 3.11."""
 
