@@ -9,7 +9,7 @@ processes together, `report` a page to look at.
 """
 
 from orpheus_ws.loadtest.plan import Plan
-from orpheus_ws.loadtest.pool import Result, Watch, run
+from orpheus_ws.loadtest.pool import Result, Watch, run, run_naive
 from orpheus_ws.loadtest.turn import Figures, Gaps, Harness, Live, Naive, Progress, Spread, Turn
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "Turn",
     "Watch",
     "run",
+    "run_naive",
 ]

@@ -59,9 +59,8 @@ class Listener:
         self.first_byte: float | None = None
         self.ended: float | None = None
         """When the terminal message came."""
-        self.faults: set[str] = set()
-        self.heard_last = t0
-        """When anything came last."""
+        self._faults: set[str] = set()
+        self._last = t0  # when anything came last
         self._plan, self._script, self._t0 = plan, script, t0
         self._over, self._gap, self._late, self._first = over, gap, late, first
         self._player = Player(plan.prebuffer_ms / 1000)
@@ -83,7 +82,7 @@ class Listener:
 
     def receive(self, message: m.ServerMessage | Exception, now: float) -> None:
         """Take what came for the turn, or why nothing more will."""
-        self.heard_last = now
+        self._last = now
         if self.ended is not None:
             if isinstance(message, m.Audio):
                 self._late()
@@ -141,13 +140,14 @@ class Listener:
         return max(0.0, self._samples / SAMPLE_RATE - self._player.in_hand(now)) * 1000
 
     def stalls(self, now: float) -> bool:
-        """Whether it is to be given up; then it has ended."""
+        """Give it up if nothing has come for too long; then it has ended."""
         dry = self._player.in_hand(now) == 0.0
-        if self.ended is None and dry and now - self.heard_last > self._plan.stall_seconds:
-            self.faults.add("stall")
-            self._failure = "stall"
-            self._end("failed", now)
-        return self.ended is not None
+        if self.ended is not None or not dry or now - self._last <= self._plan.stall_seconds:
+            return False
+        self._faults.add("stall")
+        self._failure = "stall"
+        self._end("failed", now)
+        return True
 
     def turn(self, stream: int, begun: float, now: float, epoch: float) -> Turn:
         """What was heard, by `now` if it has not ended. `epoch` is when the run began."""
@@ -162,6 +162,7 @@ class Listener:
             size=self._script.size,
             begun=begun - epoch,
             ended=ended - epoch,
+            sounded=None if self.first_byte is None else self.first_byte - epoch,
             heard=self.heard_at(ended) - epoch,
             outcome=self._outcome,
             failure=self._failure,
@@ -169,13 +170,14 @@ class Listener:
             first_byte_ms=since(self.first_byte),
             first_audio_ms=since(self._first_audio),
             first_sentence_ms=since(self._first_sentence),
+            whole_ms=since(self.ended) if self._outcome == "done" else None,
             cancel_ms=None if sent is None or confirmed is None else (confirmed - sent) * 1000,
             audio_seconds=self._samples / SAMPLE_RATE,
             real_time_factor=self._factor,
             underruns=self._player.underruns,
             starved_ms=self._player.starved_seconds * 1000,
             longest_gap_ms=self._longest_gap * 1000,
-            faults=tuple(sorted(self.faults)),
+            faults=tuple(sorted(self._faults)),
         )
 
     def heard_at(self, now: float) -> float:
@@ -185,7 +187,7 @@ class Listener:
     def _hear(self, chunk: m.Audio, now: float) -> None:
         samples, rest = divmod(len(chunk.pcm), 2)
         if rest:
-            self.faults.add("odd_byte")
+            self._faults.add("odd_byte")
         self._check_place(chunk)
         self._seq, self._offset = chunk.seq + 1, chunk.offset + samples
         self._samples += samples
@@ -195,9 +197,9 @@ class Listener:
 
     def _check_place(self, chunk: m.Audio) -> None:
         if chunk.seq > self._seq or chunk.offset > self._offset:
-            self.faults.add("dropped_chunk")
+            self._faults.add("dropped_chunk")
         elif chunk.seq < self._seq or chunk.offset < self._offset:
-            self.faults.add("duplicated_chunk")
+            self._faults.add("duplicated_chunk")
 
     def _play(self, seconds: float, now: float) -> None:
         self._player.receive(seconds, now)
@@ -221,7 +223,7 @@ class Listener:
             if self._first_audio is None:
                 self._first_audio = now
             if pcm == self._previous:
-                self.faults.add("duplicated_chunk")
+                self._faults.add("duplicated_chunk")
             self._note_silence(self._silent + int(loud[0]))
             self._silent = len(samples) - 1 - int(loud[-1])
         else:
@@ -231,7 +233,7 @@ class Listener:
 
     def _note_silence(self, samples: int) -> None:
         if samples > LONGEST_SILENCE * SAMPLE_RATE:
-            self.faults.add("silence")
+            self._faults.add("silence")
 
     def _end_segment(self) -> None:
         """A segment begins; before the second one the first has been heard."""
@@ -250,15 +252,15 @@ class Listener:
         self._check_samples(done.audio_ms)
         spoken = done.chars >= self._script.chars and done.reason == "end"
         if not spoken or self._samples < self._script.chars * SHORTEST_CHAR * SAMPLE_RATE:
-            self.faults.add("early_end")
+            self._faults.add("early_end")
         if self._samples and self._first_audio is None:
-            self.faults.add("silence")
+            self._faults.add("silence")
 
     def _check_samples(self, claimed_ms: float) -> None:
-        if self.faults & {"dropped_chunk", "duplicated_chunk", "odd_byte"}:
+        if self._faults & {"dropped_chunk", "duplicated_chunk", "odd_byte"}:
             return  # already said
         surplus = self._samples / SAMPLE_RATE * 1000 - claimed_ms
         if surplus > _TOLERANCE_MS:
-            self.faults.add("surplus_audio")
+            self._faults.add("surplus_audio")
         elif surplus < -_TOLERANCE_MS:
-            self.faults.add("early_end")
+            self._faults.add("early_end")

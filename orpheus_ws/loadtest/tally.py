@@ -5,6 +5,7 @@ report. What a process of clients sends is a `Batch`, of what happened since the
 """
 
 import math
+import resource
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 
 from orpheus_ws.loadtest.turn import Figures, Gaps, Live, Spread, Turn
+from orpheus_ws.metrics import clock
 
 MOST_TURNS: Final = 2000
 """Kept whole: about 1 MB of JSON. Of the turns after these only faulty ones are kept, as many again."""
@@ -23,7 +25,7 @@ _STEP: Final = 1.1
 GAP_EDGES_MS: Final = tuple(_STEP**n for n in range(98))
 """From 1 ms to 10 s."""
 
-_LATENCIES: Final = ("first_byte_ms", "first_audio_ms", "first_sentence_ms")
+_LATENCIES: Final = ("first_byte_ms", "first_audio_ms", "first_sentence_ms", "whole_ms")
 _OTHERS: Final = ("queue_ms", "real_time_factor", "connect_ms", "reuse_ms", "cancel_ms")
 
 
@@ -59,6 +61,56 @@ class Batch(msgspec.Struct, kw_only=True):
     last: bool = False
     fatal: str | None = None
     """Why the run makes no sense."""
+
+
+class Notes:
+    """What happened in this process since its last batch."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.lags: list[float] = []
+        self.first_bytes: list[float] = []
+        self.refused: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self._gaps: Counter[int] = Counter()
+        self._began = (clock(), _cpu_seconds())
+
+    def gap(self, seconds: float) -> None:
+        """One between two chunks."""
+        self._gaps[gap_bucket(seconds)] += 1
+
+    def first_byte(self, seconds: float) -> None:
+        """Of a turn that began at full load."""
+        self.first_bytes.append(seconds * 1000)
+
+    def late_audio(self) -> None:
+        """After a turn that has been told of."""
+        self.faults["late_audio"] += 1
+
+    def batch(self) -> Batch:
+        """All of it, and nothing is left."""
+        wall, cpu = clock() - self._began[0], _cpu_seconds() - self._began[1]
+        batch = Batch(
+            turns=self.turns,
+            first_bytes=self.first_bytes,
+            gaps=dict(self._gaps),
+            refused=dict(self.refused),
+            failures=dict(self.failures),
+            faults=dict(self.faults),
+            lags=self.lags,
+            cpu_share=cpu / wall if wall else 0.0,
+        )
+        self.turns, self.lags = [], []
+        self.first_bytes = []
+        for counter in (self._gaps, self.refused, self.failures, self.faults):
+            counter.clear()
+        return batch
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 class Tally:

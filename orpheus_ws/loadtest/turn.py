@@ -25,6 +25,8 @@ class Turn(msgspec.Struct, kw_only=True):
     """When its first word was to be sent."""
     ended: float
     """When the terminal message came, or nothing more was waited for."""
+    sounded: float | None
+    """When its first byte came."""
     heard: float
     """When the listener has heard all of it; `ended` if there was no audio."""
     outcome: Outcome
@@ -43,6 +45,8 @@ class Turn(msgspec.Struct, kw_only=True):
     """The chunk with the first audible sample."""
     first_sentence_ms: float | None = None
     """The last sample of the first segment."""
+    whole_ms: float | None = None
+    """The last sample, if it was spoken to its end."""
     cancel_ms: float | None = None
     """From `cancel` to `cancelled`."""
     audio_seconds: float = 0.0
@@ -83,6 +87,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     first_byte_ms: Spread | None
     first_audio_ms: Spread | None
     first_sentence_ms: Spread | None
+    whole_ms: Spread | None
     late: int
     """Turns whose first byte came later than `objective_ms`, or did not come."""
     queue_ms: Spread | None

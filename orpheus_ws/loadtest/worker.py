@@ -9,9 +9,6 @@ import asyncio
 import contextlib
 import gc
 import random
-import resource
-import time
-from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from multiprocessing.connection import Connection as Pipe
@@ -20,23 +17,20 @@ from typing import Any, Final, NamedTuple
 import uvloop
 
 from orpheus_ws import messages as m
-from orpheus_ws.client.connection import Connection, open_connection
-from orpheus_ws.client.lasting import OPEN_SECONDS, Client
+from orpheus_ws.client.connection import Connection
 from orpheus_ws.errors import ClientError, Refused, Unreachable
 from orpheus_ws.loadtest.corpus import Script, choose
 from orpheus_ws.loadtest.listener import Listener
 from orpheus_ws.loadtest.plan import Plan
-from orpheus_ws.loadtest.tally import Batch, gap_bucket
-from orpheus_ws.loadtest.turn import Turn
+from orpheus_ws.loadtest.session import Session
+from orpheus_ws.loadtest.tally import Batch, Notes
+from orpheus_ws.metrics import clock
 
 REPORT_SECONDS: Final = 0.25
 TICK_SECONDS: Final = 0.05
 """How often turns are looked at; a barge-in comes this much too late at most."""
 RETRY_SECONDS: Final = 0.5
 """A stream that got no socket tries again after the server's `Retry-After` and up to this, at random."""
-
-clock = time.monotonic
-"""The same in all processes of a machine."""
 
 
 class Share(NamedTuple):
@@ -50,42 +44,12 @@ class Share(NamedTuple):
         return len(range(self.number, total, self.processes))
 
 
-class Session:
-    """A socket that is kept for as long as it is good, and a fresh one when it is not."""
+class _Choice(NamedTuple):
+    """What is to be said, and when the listener interrupts it."""
 
-    def __init__(self, stream: int, url: str, api_key: str | None) -> None:
-        self.stream = stream
-        self._client: Client | None = None
-        self._open = lambda: open_connection(url, api_key=api_key, open_timeout=OPEN_SECONDS)
-        self._connection: Connection | None = None
-        self._context = ""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has a socket now."""
-        return self._connection is not None and self._connection.usable
-
-    async def take(self) -> tuple[Connection, bool]:
-        """Its socket, and whether it is a fresh one. Raises what `client.connect` does."""
-        if self._client is None:
-            self._client = Client(self._open)
-        before = self._connection
-        self._connection = await self._client.connection()
-        # Until now the last turn was listened to, in case something came after its end.
-        self._connection.leave(self._context)
-        return self._connection, self._connection is not before
-
-    def enter(self, context: str, listener: Listener) -> None:
-        """From now on what comes for `context` goes to `listener`."""
-        assert self._connection is not None
-        self._context = context
-        self._connection.enter(context, lambda message: listener.receive(message, clock()))
-
-    async def close(self) -> None:
-        """Give the socket up; the next `take` opens another."""
-        client, self._client, self._connection = self._client, None, None
-        if client is not None:
-            await client.close()
+    script: Script
+    barge_in_after: float | None
+    """Seconds from the first byte."""
 
 
 class _Speaking(NamedTuple):
@@ -95,7 +59,6 @@ class _Speaking(NamedTuple):
     connection: Connection
     context: str
     barge_in_after: float | None
-    """Seconds from its first byte."""
 
 
 class Worker:
@@ -124,7 +87,7 @@ class Worker:
         self._ending = asyncio.Event()
         self._ever_answered = False
         self._fatal: str | None = None
-        self._notes = _Notes()
+        self._notes = Notes()
 
     def stop(self) -> None:
         """Begin nothing more, and cut off what is under way."""
@@ -163,7 +126,7 @@ class Worker:
         chance = random.Random(f"{plan.seed}/{session.stream}")
         await self._sleep_until(self._epoch + plan.ramp_seconds * session.stream / plan.streams)
         while self._begin(clock()):
-            heard = await self._speak(session, self._choose(chance), clock(), chance)
+            heard = await self._speak(session, self._choose(chance), clock())
             if heard is not None and plan.traffic == "conversation":
                 pause = plan.pause_seconds * chance.uniform(0.5, 1.5)
                 await self._sleep_until(heard + pause)
@@ -177,14 +140,14 @@ class Worker:
         for session in reversed(self._sessions):
             free.put_nowait(session)
 
-        async def arrive(moment: float, script: Script) -> None:
+        async def arrive(moment: float, choice: _Choice) -> None:
             try:
                 session = await free.get()
             except asyncio.CancelledError:
                 self._notes.failures["no_socket"] += 1
                 raise
             try:
-                await self._speak(session, script, moment, chance)
+                await self._speak(session, choice, moment)
             finally:
                 free.put_nowait(session)
 
@@ -194,14 +157,14 @@ class Worker:
                 moment += chance.expovariate(rate / self._share.processes)
                 if moment > self._deadline:
                     return
-                script = self._choose(chance)
+                choice = self._choose(chance)
                 # The rate grows with the ramp.
                 if chance.random() * plan.ramp_seconds > moment - self._epoch:
                     continue
                 await self._sleep_until(moment)
                 if not self._begin(moment):
                     return
-                group.create_task(arrive(moment, script))
+                group.create_task(arrive(moment, choice))
 
     def _begin(self, moment: float) -> bool:
         """Whether one more turn may begin."""
@@ -211,28 +174,30 @@ class Worker:
             self._turns_left -= 1
         return self._turns_left >= 0
 
-    def _choose(self, chance: random.Random) -> Script:
-        return choose(chance, self._plan.sizes, words=self._plan.words_per_second is not None)
+    def _choose(self, chance: random.Random) -> _Choice:
+        plan = self._plan
+        script = choose(chance, plan.sizes, words=plan.words_per_second is not None)
+        interrupted, at = chance.random() < plan.barge_in, chance.uniform(0.1, 0.9)
+        return _Choice(script, script.seconds * at if interrupted else None)
 
     async def _sleep_until(self, moment: float) -> None:
         await asyncio.sleep(max(0.0, min(moment, self._deadline) - clock()))
 
     # A turn -----------------------------------------------------------------------------------
 
-    async def _speak(
-        self, session: Session, script: Script, begun: float, chance: random.Random
-    ) -> float | None:
+    async def _speak(self, session: Session, choice: _Choice, begun: float) -> float | None:
         """Have a turn spoken, and tell what was heard. When it was heard; None without a socket."""
         asked = clock()
         self._connecting += 1
         try:
             connection, fresh = await session.take()
         except ClientError as error:
-            await self._note_refusal(error, chance)
+            await self._note_refusal(error)
             return None
         finally:
             self._connecting -= 1
         self._ever_answered = True
+        script = choice.script
         took = (clock() - asked) * 1000
         over = asyncio.Event()
         ear = Listener(
@@ -244,10 +209,7 @@ class Worker:
             late=self._notes.late_audio,
             first=self._notes.first_byte if begun >= self._full_load else _pass_over,
         )
-        after = None
-        if chance.random() < self._plan.barge_in:
-            after = script.seconds * chance.uniform(0.1, 0.9)
-        speaking = _Speaking(ear, connection, f"t{next(self._contexts)}", after)
+        speaking = _Speaking(ear, connection, f"t{next(self._contexts)}", choice.barge_in_after)
         session.enter(speaking.context, ear)
         self._speaking[speaking] = None
         try:
@@ -283,7 +245,7 @@ class Worker:
             await speaking.connection.send(m.Text(context=context, text=piece))
         await speaking.connection.send(m.End(context=context))
 
-    async def _note_refusal(self, error: ClientError, chance: random.Random) -> None:
+    async def _note_refusal(self, error: ClientError) -> None:
         """Count it; wait, if this is a closed loop. What makes the run senseless ends it."""
         if not error.retryable or (isinstance(error, Unreachable) and not self._ever_answered):
             self._fatal = str(error)
@@ -296,7 +258,7 @@ class Worker:
         else:
             self._notes.failures[error.code] += 1
         if self._plan.rate is None:
-            await self._sleep_until(clock() + asked + chance.uniform(0.1, 1) * RETRY_SECONDS)
+            await self._sleep_until(clock() + asked + random.uniform(0.1, 1) * RETRY_SECONDS)
 
     # What happens beside ----------------------------------------------------------------------
 
@@ -347,58 +309,8 @@ class Worker:
         self._report(batch)
 
 
-class _Notes:
-    """What happened since the last batch."""
-
-    def __init__(self) -> None:
-        self.turns: list[Turn] = []
-        self.lags: list[float] = []
-        self.first_bytes: list[float] = []
-        self.refused: Counter[str] = Counter()
-        self.failures: Counter[str] = Counter()
-        self.faults: Counter[str] = Counter()
-        self._gaps: Counter[int] = Counter()
-        self._began = (clock(), _cpu_seconds())
-
-    def gap(self, seconds: float) -> None:
-        """One between two chunks."""
-        self._gaps[gap_bucket(seconds)] += 1
-
-    def first_byte(self, seconds: float) -> None:
-        """Of a turn that began at full load."""
-        self.first_bytes.append(seconds * 1000)
-
-    def late_audio(self) -> None:
-        """After a turn that has been told of."""
-        self.faults["late_audio"] += 1
-
-    def batch(self) -> Batch:
-        """All of it, and nothing is left."""
-        wall, cpu = clock() - self._began[0], _cpu_seconds() - self._began[1]
-        batch = Batch(
-            turns=self.turns,
-            first_bytes=self.first_bytes,
-            gaps=dict(self._gaps),
-            refused=dict(self.refused),
-            failures=dict(self.failures),
-            faults=dict(self.faults),
-            lags=self.lags,
-            cpu_share=cpu / wall if wall else 0.0,
-        )
-        self.turns, self.lags = [], []
-        self.first_bytes = []
-        for counter in (self._gaps, self.refused, self.failures, self.faults):
-            counter.clear()
-        return batch
-
-
 def _pass_over(_seconds: float) -> None:
     """The first byte of a turn that began before full load."""
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 # The process -----------------------------------------------------------------------------------
@@ -416,8 +328,14 @@ async def _run(plan: Plan, share: Share, api_key: str | None, pipe: Pipe) -> Non
     pipe.send("ready")
     epoch: float = await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
     worker = Worker(plan, share, epoch, pipe.send, api_key=api_key)
-    asyncio.get_running_loop().add_reader(pipe.fileno(), worker.stop)
+    loop = asyncio.get_running_loop()
+
+    def told() -> None:
+        loop.remove_reader(pipe.fileno())
+        worker.stop()
+
+    loop.add_reader(pipe.fileno(), told)
     # What exists by now stays; a full collection would only be noise in what is measured.
     gc.freeze()
     await worker.run()
-    asyncio.get_running_loop().remove_reader(pipe.fileno())
+    loop.remove_reader(pipe.fileno())
