@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -69,6 +70,8 @@ def child(name: str, target: Callable[..., None], *arguments: object) -> Iterato
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
     """What is started meanwhile never sees SIGINT; one that comes meanwhile is seen afterwards."""
+    # It is started with the first process, and starting it lets SIGINT through again.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -15,6 +15,11 @@ SIZES: Final = ("short", "medium", "long")
 CHARS_PER_SECOND: Final = 15.0
 """About how fast English is spoken."""
 
+TURNS: Final[dict[str, list[str]]] = tomllib.loads(
+    resources.files("orpheus_ws").joinpath("data/turns.toml").read_text(encoding="utf-8")
+)
+"""The corpus by size."""
+
 
 class Script(NamedTuple):
     """A turn, as pieces that are sent one after the other."""
@@ -24,7 +29,7 @@ class Script(NamedTuple):
     completing: int
     """Which piece completes the first segment, counted from 0."""
     chars: int
-    """Of all segments, as the server counts them."""
+    """Of all of it, the spaces between sentences included."""
 
     @property
     def seconds(self) -> float:
@@ -32,14 +37,6 @@ class Script(NamedTuple):
         return self.chars / CHARS_PER_SECOND
 
 
-@lru_cache(maxsize=1)
-def turns() -> dict[str, tuple[str, ...]]:
-    """The corpus by size."""
-    text = resources.files("orpheus_ws").joinpath("data/turns.toml").read_text(encoding="utf-8")
-    return {size: tuple(texts) for size, texts in tomllib.loads(text).items()}
-
-
-@lru_cache(maxsize=1024)
 def script(size: str, text: str, *, words: bool) -> Script:
     """A text to be sent in words or whole.
 
@@ -49,17 +46,27 @@ def script(size: str, text: str, *, words: bool) -> Script:
     pieces = tuple(f"{word} " for word in text.split()) if words else (text,)
     segmenter = Segmenter()
     completing: int | None = None
-    chars = 0
+    spoken: list[str] = []
     for number, piece in enumerate(pieces):
         segments = segmenter.feed(piece)
-        chars += sum(map(len, segments))
+        spoken += segments
         if segments and completing is None:
             completing = number
-    chars += sum(map(len, segmenter.flush()))
-    return Script(size, pieces, len(pieces) - 1 if completing is None else completing, chars)
+    spoken += segmenter.flush()
+    last = len(pieces) - 1
+    return Script(size, pieces, last if completing is None else completing, len(" ".join(spoken)))
+
+
+@lru_cache(maxsize=2)
+def scripts(*, words: bool) -> dict[str, tuple[Script, ...]]:
+    """The whole corpus by size. It takes a moment, once, so ask before time counts."""
+    return {
+        size: tuple(script(size, text, words=words) for text in texts)
+        for size, texts in TURNS.items()
+    }
 
 
 def choose(chance: random.Random, sizes: tuple[float, float, float], *, words: bool) -> Script:
     """The next turn of somebody."""
     (size,) = chance.choices(SIZES, sizes)
-    return script(size, chance.choice(turns()[size]), words=words)
+    return chance.choice(scripts(words=words)[size])

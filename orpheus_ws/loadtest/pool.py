@@ -27,7 +27,8 @@ BEGIN_SECONDS: Final = 0.1
 """Time for every process to hear when the run begins."""
 WATCH_SECONDS: Final = 0.25
 NAIVE_SECONDS: Final = 15.0
-"""Enough for a few turns."""
+NAIVE_TURNS: Final = 10
+"""With `utterances`. Either is enough for a median."""
 
 Watch = Callable[[Progress], str | None]
 """Told four times a second how a run goes. If it returns something, the run ends, and that is why."""
@@ -106,7 +107,7 @@ def run_naive(plan: Plan, *, api_key: str | None = None, watch: Watch | None = N
         streams=1,
         rate=None,
         seconds=min(plan.seconds, NAIVE_SECONDS),
-        utterances=None,
+        utterances=None if plan.utterances is None else min(plan.utterances, NAIVE_TURNS),
         ramp_seconds=0.0,
         traffic="steady",
         words_per_second=None,

@@ -17,7 +17,7 @@ class Session:
         self._client: Client | None = None
         self._open = lambda: open_connection(url, api_key=api_key, open_timeout=OPEN_SECONDS)
         self._connection: Connection | None = None
-        self._context = ""
+        self._contexts: list[str] = []
 
     @property
     def is_open(self) -> bool:
@@ -30,14 +30,15 @@ class Session:
             self._client = Client(self._open)
         before = self._connection
         self._connection = await self._client.connection()
-        # Until now the last turn was listened to, in case something came after its end.
-        self._connection.leave(self._context)
         return self._connection, self._connection is not before
 
     def enter(self, context: str, listener: Listener) -> None:
         """From now on what comes for `context` goes to `listener`."""
         assert self._connection is not None
-        self._context = context
+        # The last turn is listened to during this one, in case something comes after its end.
+        self._contexts.append(context)
+        if len(self._contexts) > 2:
+            self._connection.leave(self._contexts.pop(0))
         self._connection.enter(context, lambda message: listener.receive(message, clock()))
 
     async def close(self) -> None:

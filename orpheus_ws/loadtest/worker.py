@@ -19,7 +19,7 @@ import uvloop
 from orpheus_ws import messages as m
 from orpheus_ws.client.connection import Connection
 from orpheus_ws.errors import ClientError, Refused, Unreachable
-from orpheus_ws.loadtest.corpus import Script, choose
+from orpheus_ws.loadtest.corpus import Script, choose, scripts
 from orpheus_ws.loadtest.listener import Listener
 from orpheus_ws.loadtest.plan import Plan
 from orpheus_ws.loadtest.session import Session
@@ -124,10 +124,14 @@ class Worker:
         """The closed loop: speak, be heard, pause, speak again."""
         plan = self._plan
         chance = random.Random(f"{plan.seed}/{session.stream}")
-        await self._sleep_until(self._epoch + plan.ramp_seconds * session.stream / plan.streams)
-        while self._begin(clock()):
-            heard = await self._speak(session, self._choose(chance), clock())
-            if heard is not None and plan.traffic == "conversation":
+        joins = self._epoch + plan.ramp_seconds * session.stream / plan.streams
+        await self._sleep_until(joins)
+        # The event loop may wake it a little too early.
+        while self._begin(begun := max(joins, clock())):
+            heard = await self._speak(session, self._choose(chance), begun)
+            if heard is None:
+                self._take_back(begun)
+            elif plan.traffic == "conversation":
                 pause = plan.pause_seconds * chance.uniform(0.5, 1.5)
                 await self._sleep_until(heard + pause)
 
@@ -170,9 +174,17 @@ class Worker:
         """Whether one more turn may begin."""
         if self._turns_left is None:
             return moment < self._deadline
-        if moment >= self._full_load:
-            self._turns_left -= 1
-        return self._turns_left >= 0
+        if moment < self._full_load:
+            return True
+        if self._turns_left == 0:
+            return False
+        self._turns_left -= 1
+        return True
+
+    def _take_back(self, moment: float) -> None:
+        """The turn that was to begin then had no socket: another one may begin instead."""
+        if self._turns_left is not None and moment >= self._full_load:
+            self._turns_left += 1
 
     def _choose(self, chance: random.Random) -> _Choice:
         plan = self._plan
@@ -321,6 +333,7 @@ def run(plan: Plan, share: Share, api_key: str | None, pipe: Pipe) -> None:
 
     Anything that is said to it after that ends the run, and so does the end of its parent.
     """
+    scripts(words=plan.words_per_second is not None)
     uvloop.run(_run(plan, share, api_key, pipe))
 
 
