@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,6 +22,8 @@ from tests.test_cli import command, serving
 from tests.test_cli import run as run_command
 
 SHORT = {"sizes": (1.0, 0.0, 0.0), "words_per_second": None, "ramp_seconds": 0.0, "lead_ms": 10_000}
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/load.md").read_text(encoding="utf-8")
 URL = "ws://127.0.0.1:1/v1/tts"
 
 
@@ -107,7 +110,6 @@ def test_command(tmp_path: Path) -> None:
     assert out.read_text() == done.stdout
     assert (result.figures.done, result.broken) == (6, ())
     assert result.naive is not None
-    assert "sockets speak" in done.stderr
     check_page(report.read_text())
     assert "&lt;simulated&gt; &amp; labelled" in report.read_text()
     assert "The naive way" in report.read_text()
@@ -194,3 +196,29 @@ def test_a_page_of_nothing() -> None:
     assert "no turn had any audio" in html
     assert "Ended before its time: interrupted." in html
     assert "a &lt;hour&gt;" in html
+
+
+def test_faults_are_documented() -> None:
+    """The page of the command names exactly the faults that can be found."""
+    source = (ROOT / "orpheus_ws/loadtest/listener.py").read_text(encoding="utf-8")
+    notes = (ROOT / "orpheus_ws/loadtest/tally.py").read_text(encoding="utf-8")
+    found = set(re.findall(r'_faults\.add\("(\w+)"\)', source)) | set(
+        re.findall(r'faults\["(\w+)"\]', notes)
+    )
+    (table,) = re.findall(r"\| fault \|.*?\n\n", PAGE, re.DOTALL)
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == found
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    """It runs as it stands, as a program of its own."""
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    file = tmp_path / "example.py"
+    with serving() as (_, announcement):
+        file.write_text(example.replace("ws://127.0.0.1:8765/v1/tts", announcement["url"]))
+        done = subprocess.run(
+            [sys.executable, str(file)],
+            capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Spread(count=2" in done.stdout

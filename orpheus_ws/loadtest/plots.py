@@ -111,7 +111,7 @@ def first_byte(turns: Sequence[Turn], objective_ms: float | None) -> str:
     if objective_ms is not None and objective_ms < high:
         at = x.at(objective_ms)
         parts.append(f'<path class="objective" d="M{at} {_TOP}V{HEIGHT - _BOTTOM}"/>')
-        parts.append(_text(at - 4, _TOP + 10, "objective", "end bad"))
+        parts.append(_text(at - 4, _TOP + 28, "objective", "end bad"))
     return _svg(parts, "Distribution of the time to first byte")
 
 
@@ -238,7 +238,7 @@ def _line(
     end_x, end_y = x.at(points[-1][0]), y.at(points[-1][1])
     return [
         f'<path class="line {style}" d="M{"L".join(places)}"/>',
-        _text(end_x - 4, end_y - 6, name, f"end name-{style}"),
+        _text(end_x - 4, end_y + (16 if style == "a" else -6), name, f"end name-{style}"),
     ]
 
 

@@ -225,41 +225,42 @@ def _tables(result: Result) -> list[Table]:
 
 
 def _naive_table(result: Result, naive: Naive) -> Table:
-    def per_second(figures: Figures, seconds: float) -> str:
-        return f"{figures.audio_seconds / seconds:.2f}" if seconds else "–"
-
-    def median(spread: Spread | None) -> str:
-        return "–" if spread is None else number(spread.p50)
-
     ours, theirs = result.figures, naive.figures
-    connecting = theirs.connect_ms
+    buffer = result.plan.prebuffer_ms
+
+    def cell(spread: Spread | None, percentile: str, more: float = 0.0) -> str:
+        return "–" if spread is None else number(getattr(spread, percentile) + more)
+
+    def supply(figures: Figures, seconds: float) -> str:
+        return f"{figures.audio_seconds / seconds:.1f}" if seconds else "–"
+
     return Table(
         "The naive way",
         ("", "this run", "naive"),
         [
             (
-                "speech a second, s",
-                per_second(ours, result.seconds),
-                per_second(theirs, naive.seconds),
+                "listeners kept supplied",
+                supply(ours, result.seconds),
+                supply(theirs, naive.seconds),
             ),
             (
-                "time to first byte, median ms",
-                median(ours.first_byte_ms),
-                median(theirs.first_byte_ms),
+                "until it is heard, median ms",
+                cell(ours.first_byte_ms, "p50", buffer),
+                cell(theirs.whole_ms, "p50"),
             ),
             (
-                "of it, getting a socket, median ms",
-                median(ours.reuse_ms),
-                median(connecting),
+                "until it is heard, p99 ms",
+                cell(ours.first_byte_ms, "p99", buffer),
+                cell(theirs.whole_ms, "p99"),
             ),
             (
-                "time to the whole turn, median ms",
-                median(ours.whole_ms),
-                median(theirs.whole_ms),
+                "getting a socket, median ms",
+                cell(ours.reuse_ms, "p50"),
+                cell(theirs.connect_ms, "p50"),
             ),
         ],
-        "The same server, one request after the other, a socket for each, each waited for to its end. "
-        "Seconds of speech in a second are as many listeners as can be kept supplied.",
+        "The same server, one request after the other, a socket for each, played when it is all "
+        "there. Listeners: seconds of speech received in a second.",
     )
 
 
@@ -326,9 +327,10 @@ header .label { display: inline-block; margin-bottom: 8px; padding: 2px 10px; bo
   padding: 12px 14px; margin: 0 }
 .tiles span, .tiles small { display: block; color: var(--soft); font-size: 13px }
 .tiles b { font-size: 26px; font-weight: 650; font-variant-numeric: tabular-nums }
-.plots, .tables { display: grid; gap: 12px; margin: 12px 0;
+.plots { display: grid; gap: 12px; margin: 12px 0;
   grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)) }
-.tables { align-items: start } .tables .card:first-child { grid-column: 1 / -1 }
+.tables { columns: 340px; column-gap: 12px; margin-top: 12px }
+.tables .card { break-inside: avoid; margin-bottom: 12px } .tables .card:first-child { column-span: all }
 .card > p, figcaption { margin: 0 0 8px; color: var(--soft); font-size: 13px } figcaption { margin: 6px 0 0 }
 .wide { overflow-x: auto } .wide svg { min-width: 1000px }
 svg { display: block; width: 100%; height: auto; overflow: visible }

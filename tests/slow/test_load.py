@@ -17,8 +17,9 @@ CAPACITY = 20
 
 def load(out: Path, *arguments: str, capacity: int) -> Result:
     """Run `orpheus-ws load` on a simulated engine that makes speech at 1.4 times real time."""
-    steps = ("--set", "engine.options.step_seconds=0.06")
-    with serving("--capacity", f"{capacity}", *steps) as (_, announcement):
+    # Nobody reads its log here, and a server whose log is full waits.
+    settings = ("--set", "log.level=error", "--set", "engine.options.step_seconds=0.06")
+    with serving("--capacity", f"{capacity}", *settings) as (_, announcement):
         done = run("load", announcement["url"], *arguments, "--out", str(out))
     assert "Traceback" not in done.stderr
     return msgspec.json.decode(out.read_bytes(), type=Result)
