@@ -15,11 +15,13 @@ RATE = 24_000
 T0 = 100.0
 
 
-def listener(chars: int = 10, **options: float) -> Listener:
+def listener(chars: int = 10, now: float = T0, **options: float) -> Listener:
     """One for a text of so many characters."""
     plan = Plan(url="ws://127.0.0.1:1/", **options)  # type: ignore[arg-type]
     text = Script("short", ("x",), 0, chars)
-    return Listener(plan, text, T0, over=lambda: None, gap=_pass, late=lambda: None, first=_pass)
+    return Listener(
+        plan, text, T0, now=now, over=lambda: None, gap=_pass, late=lambda: None, first=_pass
+    )
 
 
 def _pass(_: float) -> None:
@@ -133,6 +135,13 @@ def test_stall() -> None:
     assert not ear.stalls(T0 + 6)
     turn = ear.turn(0, T0, T0 + 6, T0)
     assert (turn.outcome, turn.failure, turn.faults) == ("failed", "stall", ("stall",))
+
+
+def test_waiting_for_a_socket_is_no_stall() -> None:
+    """A turn that had to wait for a socket may be silent for as long as any other after that."""
+    ear = listener(now=T0 + 30, stall_seconds=2)
+    assert not ear.stalls(T0 + 31)
+    assert ear.stalls(T0 + 32.1)
 
 
 def test_a_tone_repeats_itself() -> None:

@@ -50,6 +50,7 @@ class Listener:
         script: Script,
         t0: float,
         *,
+        now: float,
         over: Callable[[], None],
         gap: Callable[[float], None],
         late: Callable[[], None],
@@ -61,7 +62,8 @@ class Listener:
         self.ended: float | None = None
         """When the terminal message came."""
         self._faults: set[str] = set()
-        self._last = t0  # when anything came last
+        # Whoever waited for a socket could hear nothing: that is no stall.
+        self._last = max(t0, now)  # when anything came last
         self._plan, self._script, self._t0 = plan, script, t0
         self._over, self._gap, self._late, self._first = over, gap, late, first
         self._player = Player(plan.prebuffer_ms / 1000)

@@ -29,37 +29,17 @@ class Table(NamedTuple):
 
 def page(result: Result, tables: Sequence[Table] = ()) -> str:
     """The whole page; `tables` come after our own."""
-    plan = result.plan
-    pictures = (
-        (
-            "Latency against streams",
-            "A dot is a turn. The server is full where the lines bend.",
-            plots.latency_against_streams(result.turns, plan.objective_ms),
-        ),
-        (
-            "Time to first byte",
-            "Turns at full load; the line is the share of them that had spoken by then.",
-            plots.first_byte(result.turns, plan.objective_ms),
-        ),
-        (
-            "Gaps between chunks",
-            "Long gaps are harmless while the listener has more in hand: see underruns.",
-            plots.gap_histogram(result.gaps),
-        ),
-    )
+    title = f"Load: {escape(result.plan.label or result.plan.url)}"
     body = [
         _header(result),
         _verdict(result),
         _tiles(result),
-        '<section class="plots">',
-        *(_figure(*picture) for picture in pictures),
-        "</section>",
+        _plots(result),
         _timeline(result),
         '<section class="tables">',
         *(_table(table) for table in (*_tables(result), *tables)),
         "</section>",
     ]
-    title = f"Load: {escape(plan.label or plan.url)}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -139,6 +119,28 @@ def _tiles(result: Result) -> str:
         )
         + "</section>"
     )
+
+
+def _plots(result: Result) -> str:
+    turns, objective_ms = result.turns, result.plan.objective_ms
+    pictures = (
+        _figure(
+            "Latency against streams",
+            "A dot is a turn. The server is full where the lines bend.",
+            plots.latency_against_streams(turns, objective_ms),
+        ),
+        _figure(
+            "Time to first byte",
+            "Turns at full load; the line is the share of them that had spoken by then.",
+            plots.first_byte(turns, objective_ms),
+        ),
+        _figure(
+            "Gaps between chunks",
+            "Long gaps are harmless while the listener has more in hand: see underruns.",
+            plots.gap_histogram(result.gaps),
+        ),
+    )
+    return f'<section class="plots">{"".join(pictures)}</section>'
 
 
 def _timeline(result: Result) -> str:

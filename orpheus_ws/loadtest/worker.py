@@ -212,15 +212,7 @@ class Worker:
         script = choice.script
         took = (clock() - asked) * 1000
         over = asyncio.Event()
-        ear = Listener(
-            self._plan,
-            script,
-            self._t0(script, begun),
-            over=over.set,
-            gap=self._notes.gap,
-            late=self._notes.late_audio,
-            first=self._notes.first_byte if begun >= self._full_load else _pass_over,
-        )
+        ear = self._listener(script, begun, over)
         speaking = _Speaking(ear, connection, f"t{next(self._contexts)}", choice.barge_in_after)
         session.enter(speaking.context, ear)
         self._speaking[speaking] = None
@@ -239,9 +231,18 @@ class Worker:
             await session.close()
         return ear.heard_at(ear.ended or clock())
 
-    def _t0(self, script: Script, begun: float) -> float:
+    def _listener(self, script: Script, begun: float, over: asyncio.Event) -> Listener:
         speed = self._plan.words_per_second
-        return begun if speed is None else begun + script.completing / speed
+        return Listener(
+            self._plan,
+            script,
+            begun if speed is None else begun + script.completing / speed,
+            now=clock(),
+            over=over.set,
+            gap=self._notes.gap,
+            late=self._notes.late_audio,
+            first=self._notes.first_byte if begun >= self._full_load else _pass_over,
+        )
 
     async def _send_text(self, speaking: _Speaking, script: Script, begun: float) -> None:
         plan, context = self._plan, speaking.context
