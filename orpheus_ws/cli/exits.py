@@ -23,7 +23,7 @@ class Exit(IntEnum):
     """What was asked for was done; `serve` had drained."""
     FAILED = 1
     """It did not work, or could not start; one line on standard error says why. `doctor` found a
-    problem."""
+    problem, `load` a fault."""
     USAGE = 2
     """The command line was wrong (click's own code)."""
     DIED = 3
