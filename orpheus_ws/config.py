@@ -88,6 +88,11 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     """How long a client may read nothing while audio is due; then it is a slow consumer."""
     retry_after_seconds: Positive = 1
     """What a full server says in `Retry-After`."""
+    oversubscription: Annotated[float, Meta(ge=1, le=100)] = 1.0
+    """Sockets admitted for each stream that can be spoken at once. Above 1, contexts may have to wait
+    for their turn."""
+    max_queue_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 5000
+    """How long a context may wait for its turn; then it fails with `overloaded`."""
     group_lead_ms: Annotated[int, Meta(ge=0, le=10_000)] = 1000
     """With so much audio in hand, a listener gets several frames in one message; 0: never."""
 

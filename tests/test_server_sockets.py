@@ -33,6 +33,7 @@ async def test_full_server() -> None:
             assert json.loads((await http(started, "/capacity"))[1]) == {
                 "max": 2,
                 "active": 2,
+                "streams": 2,
                 "draining": False,
             }
             assert (await http(started, "/readyz"))[0] == 200

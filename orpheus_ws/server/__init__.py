@@ -33,11 +33,12 @@ from orpheus_ws.engine import Engine, find_engine, known_capacity
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError, StartupError
 from orpheus_ws.metrics import Metrics, clock
 from orpheus_ws.server import auth
-from orpheus_ws.server.admission import Admission, abandoned_after
+from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
 from orpheus_ws.server.connection import CLOSE_SECONDS, Connection
 from orpheus_ws.server.handshake import SPEECH_PATH, AdmittedConnection, Handshake, tune
 from orpheus_ws.server.health import PROBE_SECONDS, Health
 from orpheus_ws.server.outbox import Outbox
+from orpheus_ws.server.turns import Turns
 from orpheus_ws.session import Session
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.wire import wires
@@ -83,7 +84,11 @@ class Server:
         self.engine = engine
         self.codec = codec
         self.metrics = metrics
-        self.admission = Admission(engine.capacity, abandoned_after(config.server.ping_seconds))
+        self.turns = Turns(engine.capacity)
+        self.admission = Admission(
+            sockets_for(engine.capacity, config.server.oversubscription),
+            abandoned_after(config.server.ping_seconds),
+        )
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
@@ -95,6 +100,8 @@ class Server:
         self._dead = asyncio.Event()
         metrics.capacity.set(engine.capacity)
         metrics.sockets.set_function(lambda: self.admission.active)
+        metrics.sockets_admitted.set(self.admission.capacity)
+        metrics.watch_turns(lambda: self.turns.taken, lambda: self.turns.waiting)
         metrics.watch_engine(engine.statistics)
         metrics.watch_codec(
             lambda: codec.statistics().streams, lambda: codec.statistics().busy_seconds
@@ -109,6 +116,7 @@ class Server:
             self.wires[socket.subprotocol or DEFAULT_SUBPROTOCOL],
             open_session=self._open_session,
             synthesis=self.synthesis,
+            turns=self.turns,
             health=self.health,
             metrics=self.metrics,
             server=self.config.server,
@@ -306,6 +314,7 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
         access=server.config.auth,
         admission=server.admission,
         health=server.health,
+        streams=server.turns.slots,
         metrics=server.metrics,
         wires=server.wires,
     )

@@ -97,6 +97,7 @@ class Handshake:
         access: AuthConfig,
         admission: Admission,
         health: Health,
+        streams: int,
         metrics: Metrics,
         wires: dict[str, Wire],
     ) -> None:
@@ -104,6 +105,7 @@ class Handshake:
         self._access = access
         self._admission = admission
         self._health = health
+        self._streams = streams
         self._metrics = metrics
         self._wires = wires
 
@@ -188,6 +190,7 @@ class Handshake:
         return {
             "max": admission.capacity,
             "active": admission.active,
+            "streams": self._streams,
             "draining": admission.draining,
         }
 
