@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from orpheus_ws import tokens
 
-VOCABULARY: Final = 156_940
+VOCABULARY: Final = tokens.VOCABULARY
 LAYERS: Final = 2
 HIDDEN: Final = 64
 INNER: Final = 128

@@ -24,6 +24,20 @@ AUDIO_BASE = 128_266
 CODEBOOK_SIZE = 4096
 CODES_PER_FRAME = 7
 AUDIO_END = AUDIO_BASE + CODES_PER_FRAME * CODEBOOK_SIZE
+VOCABULARY = 156_940
+"""Ids that the model has; the two above the audio ids mean nothing."""
+NAMES = {
+    BEGIN_OF_TEXT: "<|begin_of_text|>",
+    END_OF_TURN: "<|eot_id|>",
+    START_OF_SPEECH: "<custom_token_1>",
+    END_OF_SPEECH: "<custom_token_2>",
+    START_OF_HUMAN: "<custom_token_3>",
+    END_OF_HUMAN: "<custom_token_4>",
+    START_OF_AI: "<custom_token_5>",
+    AUDIO_BASE: "<custom_token_10>",
+    AUDIO_END - 1: "<custom_token_28681>",
+}
+"""What the published tokenizer calls the control ids of a prompt, and the first and last audio id."""
 _SLOT_BASES = range(AUDIO_BASE, AUDIO_END, CODEBOOK_SIZE)
 
 SAMPLE_RATE = 24_000

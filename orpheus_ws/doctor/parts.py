@@ -35,13 +35,14 @@ def engine(config: EngineConfig) -> Part:
         device = _device(config.name, config.options, options)
         _try_device(device, options, "engine")
         # An engine that has files may look at them without loading them.
-        getattr(module, "examine", lambda _options: None)(options)
+        capacity = known_capacity(config)
+        advice = getattr(module, "examine", lambda _options, _capacity: None)(options, capacity)
     except StartupError as error:
         check = Check("engine", Status.PROBLEM, _named(config.name, device), str(error))
         return Part(check, device, config.capacity)
-    capacity = known_capacity(config)
     streams = "" if capacity is None else f", {capacity} streams"
-    check = Check("engine", Status.OK, _named(config.name, device) + streams)
+    status = Status.WARNING if advice else Status.OK
+    check = Check("engine", status, _named(config.name, device) + streams, advice or "")
     return Part(check, device, capacity)
 
 

@@ -3,8 +3,8 @@
 Rule: an engine knows text, ids and slots; it knows no frames, no audio and no sockets. It is opened
 by name: `engine = "pocket"` imports `orpheus_ws.engine.pocket` and awaits its `open_engine(config)`;
 a name with a dot is a module of somebody else's. A module whose `Options` can be wrong in ways that
-show before anything is opened may have `examine(options)`, which raises `StartupError`; `orpheus-ws
-doctor` calls it. Every engine passes `tests/conformance`.
+show before anything is opened may have `examine(options, capacity)`, which raises `StartupError` and
+may return advice; `orpheus-ws doctor` calls it. Every engine passes `tests/conformance`.
 """
 
 import sys

@@ -23,19 +23,15 @@ from msgspec import Meta
 from orpheus_ws import tokens
 from orpheus_ws.config import EngineConfig, read_options
 from orpheus_ws.engine import EngineStatistics, Prompt
+from orpheus_ws.engine.checkpoint import Checkpoint, open_checkpoint
+from orpheus_ws.engine.checkpoint_limits import check_capacity, choose, choose_voices
 from orpheus_ws.engine.torch_batch import Batch, Group
-from orpheus_ws.engine.torch_checkpoint import (
-    check_config,
-    check_device,
-    load_model,
-    load_tokenizer,
-    read_voices,
-)
-from orpheus_ws.engine.torch_model import ATTENTION, SlotModel
+from orpheus_ws.engine.torch_model import ATTENTION, SlotModel, check_device, load_model
 from orpheus_ws.engine.torch_sampling import LEGAL_COLUMNS, Sampler
 from orpheus_ws.errors import EngineFailed, StartupError
 
 DEFAULT_CAPACITY: Final = 8
+DEFAULT_CONTEXT: Final = 2560
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +45,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What torch calls the device: `cpu`, `cuda`, `cuda:1`, `mps`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """What the model computes in. On a GPU use `bfloat16`."""
-    context: Annotated[int, Meta(ge=64)] = 2560
-    """Ids that a slot has room for: a segment's prompt and its speech."""
+    context: Annotated[int, Meta(ge=64)] | None = None
+    """Ids that a slot has room for: a segment's prompt and its speech. Unset: what the model's manifest
+    says of both, or 2560."""
     legal_only: bool = True
     """Choose among the ids that may come next: the codes of the slot whose turn it is, and end of
     speech between frames. `false`: among all ids, as the model has them."""
@@ -310,28 +307,46 @@ async def open_engine(config: EngineConfig) -> TorchEngine:
     return await TorchEngine.start(capacity, lambda: _load(options, capacity))
 
 
-def examine(options: Options) -> tuple[str, ...]:
-    """Look at the checkpoint without loading it; its voices. Raises `StartupError`. Blocking."""
-    if not options.model:
+class _Found(NamedTuple):
+    """What the directory and the options say together."""
+
+    checkpoint: Checkpoint
+    context: int
+    voices: tuple[str, ...]
+
+
+def examine(options: Options, capacity: int | None) -> None:
+    """Look at the checkpoint without loading it. Blocking. Raises `StartupError`."""
+    _read(options, capacity)
+
+
+def _read(options: Options, capacity: int | None) -> _Found:
+    checkpoint = open_checkpoint(options.model, "torch")
+    manifest = checkpoint.manifest
+    limits = manifest.limits if manifest else None
+    stated = limits.max_prompt_tokens + limits.max_tokens if limits else None
+    context = choose("context", options.context, stated, DEFAULT_CONTEXT)
+    if context > checkpoint.config.max_position_embeddings:
         raise StartupError(
-            "engine 'torch' needs a checkpoint: set engine.options.model to its directory"
+            f"the model reads {checkpoint.config.max_position_embeddings} ids, and a slot is to have "
+            f"{context}: set engine.options.context, or the limits in its manifest, to less"
         )
-    check_config(options.model, options.context)
-    return read_voices(options.model)
+    if capacity is not None:
+        check_capacity(manifest, capacity)
+    return _Found(checkpoint, context, choose_voices((), manifest))
 
 
 def _load(options: Options, slots: int) -> _Loaded:
     """Everything that can be wrong is found here, what takes no time first."""
     torch.set_num_threads(options.threads)
-    voices = examine(options)
+    checkpoint, context, voices = _read(options, slots)
     check_device(options.device)
-    tokenizer = load_tokenizer(options.model)
     model = load_model(
         options.model, device=options.device, dtype=options.dtype, attention=ATTENTION
     )
     columns = LEGAL_COLUMNS if options.legal_only else range(model.config.vocab_size)
     try:
-        cached = SlotModel(model, slots, options.context, columns)
+        cached = SlotModel(model, slots, context, columns)
         sampler = Sampler(slots, columns, legal_only=options.legal_only, device=options.device)
         # The first pass takes its time, and shows what the device cannot do.
         cached.prefill(0, [tokens.START_OF_HUMAN])
@@ -339,8 +354,8 @@ def _load(options: Options, slots: int) -> _Loaded:
     except Exception as error:
         # What torch raises depends on the device.
         raise StartupError(
-            f"{slots} slots of {options.context} ids cannot be run on {options.device!r} "
+            f"{slots} slots of {context} ids cannot be run on {options.device!r} "
             f"({type(error).__name__}): lower engine.capacity or engine.options.context, or change "
             "engine.options.dtype"
         ) from error
-    return _Loaded(Batch(cached, sampler, tokenizer, slots, options.context), voices)
+    return _Loaded(Batch(cached, sampler, checkpoint.encode, slots, context), voices)

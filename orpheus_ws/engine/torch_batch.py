@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from tokenizers import Tokenizer
-
 from orpheus_ws import tokens
 from orpheus_ws.engine import Prompt
+from orpheus_ws.engine.checkpoint import Encoder
 from orpheus_ws.engine.torch_model import SlotModel
 from orpheus_ws.engine.torch_sampling import Sampler, Sampling
 from orpheus_ws.errors import EngineFailed
@@ -45,11 +44,11 @@ class Batch(Generic[_Owner]):
     """Requests in slots. An owner is whatever the caller knows a request by."""
 
     def __init__(
-        self, model: SlotModel, sampler: Sampler, tokenizer: Tokenizer, slots: int, context: int
+        self, model: SlotModel, sampler: Sampler, encode: Encoder, slots: int, context: int
     ) -> None:
         self._model = model
         self._sampler = sampler
-        self._tokenizer = tokenizer
+        self._encode = encode
         self._context = context
         self._rows: list[_Row[_Owner] | None] = [None] * slots
 
@@ -93,12 +92,6 @@ class Batch(Generic[_Owner]):
                 if group.last:
                     self.leave(slot)
         return groups
-
-    def _encode(self, text: str) -> list[int]:
-        """Ids of plain text. Half a surrogate pair, which JSON can hold, becomes a question mark."""
-        whole = text.encode(errors="replace").decode()
-        ids: list[int] = self._tokenizer.encode(whole, add_special_tokens=False).ids
-        return ids
 
 
 def _advance(row: _Row[_Owner], token: int | None) -> Group[_Owner] | None:

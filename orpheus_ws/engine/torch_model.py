@@ -15,12 +15,70 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from orpheus_ws.errors import StartupError
 
 ATTENTION: Final = "orpheus_slots"
 """The name under which transformers knows `_attend`."""
 
 BLOCK: Final = 512
 """Positions; torch's attention on CPUs takes as many at a time."""
+
+
+def check_device(device: str) -> None:
+    """Raise `StartupError` unless torch can use the device."""
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:
+        # torch raises an AssertionError, among others.
+        raise StartupError(
+            f"torch cannot use the device {device!r} ({type(error).__name__}): set "
+            "engine.options.device to one that it sees, such as 'cpu' or 'cuda'"
+        ) from error
+
+
+def load_model(folder: str, *, device: str, dtype: str, attention: str) -> LlamaForCausalLM:
+    """The model on its device, frozen. `attention` is a name known to transformers.
+
+    Raises `StartupError`.
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        model, found = LlamaForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation=attention,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        # What a broken file raises depends on where it is broken.
+        raise StartupError(
+            f"cannot load the model from {folder!r} ({type(error).__name__}): is a shard missing or "
+            "cut short? Download the checkpoint again"
+        ) from error
+    if any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        raise StartupError(
+            f"the weights in {folder!r} do not fit its config.json: download the checkpoint again"
+        )
+    # A newer transformers writes the parameters under a name that an older one does not read; then
+    # the model would speak, and badly.
+    if model.model.rotary_emb.rope_type != "llama3":
+        raise StartupError(
+            f"config.json in {folder!r} has no RoPE of Llama 3 that this transformers reads: give it "
+            "`rope_scaling` and `rope_theta` as published"
+        )
+    try:
+        placed = model.to(device)
+    except Exception as error:
+        raise StartupError(
+            f"the model in {folder!r} cannot be put on {device!r} ({type(error).__name__}): set "
+            "engine.options.device to one that has room for it, or engine.options.dtype to bfloat16"
+        ) from error
+    return placed.eval().requires_grad_(requires_grad=False)
 
 
 class SlotModel:

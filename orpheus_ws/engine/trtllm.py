@@ -27,7 +27,7 @@ from orpheus_ws.engine.trtllm_process import (
     start_thread,
 )
 from orpheus_ws.engine.trtllm_proof import prove_sampler
-from orpheus_ws.engine.trtllm_setup import Options, check_pool, check_steps
+from orpheus_ws.engine.trtllm_setup import Options, check_pool
 from orpheus_ws.errors import EngineFailed, StartupError
 
 __all__ = ["Options", "TrtllmEngine", "examine", "open_engine"]
@@ -119,7 +119,8 @@ class TrtllmEngine:
         self._llm = loaded.llm
         self._options = options
         self._capacity = capacity
-        self._bias = legal_bias(loaded.checkpoint.vocabulary) if options.legal_bias else None
+        vocabulary = loaded.checkpoint.config.vocab_size
+        self._bias = legal_bias(vocabulary) if options.legal_bias else None
         self._stopped: str | None = None
         self._dead = asyncio.Event()
         # Hands slots out in the order in which they were asked for.
@@ -139,8 +140,8 @@ class TrtllmEngine:
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """Those that the options name, or the published checkpoint's."""
-        return self._options.voices or tokens.VOICES
+        """Those of the manifest, of the options, or the published checkpoint's."""
+        return self._loaded.voices
 
     @property
     def alive(self) -> bool:
@@ -157,14 +158,15 @@ class TrtllmEngine:
         setting = "use TensorRT-LLM 1.2.1 or a later version whose sampler passes"
         if loaded.sampler_choice and options.sampler != "TRTLLMSampler":
             setting = "set engine.options.sampler to 'TRTLLMSampler'"
-        prompt = tokens.prompt_ids(self.voices[0], "Ready.", loaded.encode)
-        vocabulary = loaded.checkpoint.vocabulary
+        encode = loaded.checkpoint.encode
+        prompt = tokens.prompt_ids(self.voices[0], "Ready.", encode)
+        vocabulary = loaded.checkpoint.config.vocab_size
         await prove_sampler(self._llm, loaded.sampling_params, prompt, vocabulary, setting)
         # There are none before the first request.
         async for figures in self._llm.get_stats_async(timeout=STATISTICS_SECONDS):
             self._iteration = figures
             break
-        check_pool(options, self._capacity, pool_tokens(self._iteration))
+        check_pool(loaded.limits, self._capacity, pool_tokens(self._iteration))
 
     def start_watching(self) -> None:
         """Follow the engine's statistics and notice its death, until `close`."""
@@ -221,8 +223,9 @@ class TrtllmEngine:
     async def _submit(self, prompt: Prompt) -> _Request:
         """Wait for a slot and hand the prompt over. Safe to cancel."""
         self._check_alive()
-        ids = tokens.prompt_ids(prompt.voice, prompt.text, self._loaded.encode)
-        if len(ids) > self._options.max_prompt_tokens:
+        limits = self._loaded.limits
+        ids = tokens.prompt_ids(prompt.voice, prompt.text, self._loaded.checkpoint.encode)
+        if len(ids) > limits.max_prompt_tokens:
             raise EngineFailed("this text is too long for one segment; put full stops into it")
         self._waiting += 1
         try:
@@ -231,7 +234,7 @@ class TrtllmEngine:
             self._waiting -= 1
         try:
             self._check_alive()
-            max_tokens = min(prompt.max_tokens, self._options.max_tokens)
+            max_tokens = min(prompt.max_tokens, limits.max_tokens)
             request = _Request(self._start(ids, prompt, max_tokens), max_tokens, self._steps)
         except BaseException:
             self._slots.release()
@@ -344,7 +347,6 @@ async def open_engine(config: EngineConfig) -> TrtllmEngine:
         raise StartupError(
             "engine.capacity is not set: set it to the number of streams that was measured on this GPU"
         )
-    check_steps(options, config.capacity)
     capacity = config.capacity
     loading = start_thread(lambda: load(options, capacity), "trtllm-load")
     try:

@@ -8,6 +8,7 @@ appear while it loads are its own, and none is left behind.
 import asyncio
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
 import threading
@@ -17,24 +18,31 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import psutil
 
+from orpheus_ws.engine.checkpoint import Checkpoint, open_checkpoint
+from orpheus_ws.engine.checkpoint_limits import choose_voices
 from orpheus_ws.engine.trtllm_setup import (
-    Checkpoint,
     Options,
+    check_kv_cache,
     check_memory,
     free_gpu_bytes,
     llm_arguments,
-    load_encoder,
-    read_checkpoint,
+    settle_limits,
 )
 from orpheus_ws.errors import StartupError
+from orpheus_ws.manifest import Limits, Manifest
 
 SHUTDOWN_SECONDS: Final = 10.0
 """For a shutdown in good order, which in 1.2 waits for its worker without a limit of its own."""
 KILL_SECONDS: Final = 5.0
 
+PACKAGE: Final = "tensorrt_llm"
 _MISSING: Final = (
     "engine 'trtllm' needs TensorRT-LLM 1.2 or later: pip install 'orpheus-ws[trtllm]', or install "
     "orpheus-ws in NVIDIA's image of it"
+)
+_NO_MANIFEST: Final = (
+    "the model has no manifest, so nothing says whether it is the one that was measured, nor with "
+    "which TensorRT-LLM: make one with `python -m engine_build manifest`"
 )
 
 _T = TypeVar("_T")
@@ -53,19 +61,50 @@ class Loaded(NamedTuple):
     """Whether this version has more than one sampler."""
     workers: frozenset[psutil.Process]
     checkpoint: Checkpoint
-    encode: Callable[[str], list[int]]
+    limits: Limits
+    voices: tuple[str, ...]
 
 
-def examine(options: Options) -> None:
-    """Check what can be checked without importing TensorRT-LLM. Blocking. Raises `StartupError`."""
-    _read(options)
+class _Found(NamedTuple):
+    """What the directory and the options say together."""
+
+    checkpoint: Checkpoint
+    limits: Limits
+    voices: tuple[str, ...]
 
 
-def _read(options: Options) -> tuple[Checkpoint, Callable[[str], list[int]]]:
-    if importlib.util.find_spec("tensorrt_llm") is None:
+def examine(options: Options, capacity: int | None) -> str | None:
+    """Check what can be checked without importing TensorRT-LLM; advice where something is missing.
+
+    Blocking. Raises `StartupError`.
+    """
+    manifest = _read(options, capacity).checkpoint.manifest
+    if manifest is None:
+        return _NO_MANIFEST
+    # Its own word for it is asked once it is imported.
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        _check_version(manifest, importlib.metadata.version(PACKAGE))
+    return None
+
+
+def _read(options: Options, capacity: int | None) -> _Found:
+    if importlib.util.find_spec(PACKAGE) is None:
         raise StartupError(_MISSING)
-    checkpoint = read_checkpoint(options)
-    return checkpoint, load_encoder(checkpoint.directory)
+    checkpoint = open_checkpoint(options.model, "trtllm")
+    check_kv_cache(checkpoint, options)
+    limits = settle_limits(options, capacity, checkpoint.manifest)
+    return _Found(checkpoint, limits, choose_voices(options.voices, checkpoint.manifest))
+
+
+def _check_version(manifest: Manifest, installed: str) -> None:
+    """Raise `StartupError` if the manifest was made for another TensorRT-LLM than this one."""
+    stated = manifest.built_with.get(PACKAGE, installed)
+    if stated != installed:
+        raise StartupError(
+            f"the model's manifest is for TensorRT-LLM {stated}, and {installed} is installed: "
+            "install that one, or make the manifest again with `python -m engine_build manifest` "
+            "and measure the capacity again"
+        )
 
 
 def load(options: Options, capacity: int) -> Loaded:
@@ -73,12 +112,16 @@ def load(options: Options, capacity: int) -> Loaded:
 
     Raises `StartupError`, and then leaves no process behind.
     """
-    checkpoint, encode = _read(options)
-    check_memory(checkpoint, options, capacity, free_gpu_bytes())
-    package, llm_args = _import("tensorrt_llm"), _import("tensorrt_llm.llmapi.llm_args")
+    checkpoint, limits, voices = _read(options, capacity)
+    check_memory(checkpoint, options, limits, capacity, free_gpu_bytes())
+    package, llm_args = _import(PACKAGE), _import(f"{PACKAGE}.llmapi.llm_args")
+    if checkpoint.manifest is None:
+        _log.warning(_NO_MANIFEST)
+    else:
+        _check_version(checkpoint.manifest, str(package.__version__))
     before = _below()
     try:
-        arguments = llm_arguments(options, capacity, checkpoint, llm_args)
+        arguments = llm_arguments(options, limits, capacity, checkpoint, llm_args)
         llm = package.LLM(**arguments)
     except Exception as error:
         _end(_below() - before)
@@ -90,7 +133,8 @@ def load(options: Options, capacity: int) -> Loaded:
         sampler_choice="sampler_type" in llm_args.TorchLlmArgs.model_fields,
         workers=_below() - before,
         checkpoint=checkpoint,
-        encode=encode,
+        limits=limits,
+        voices=voices,
     )
 
 

@@ -2,29 +2,52 @@
 
 import importlib
 import json
+import math
+import struct
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
+import msgspec
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from orpheus_ws.engine.checkpoint_files import hash_files
+from orpheus_ws.manifest import Manifest, hash_of, write
 
 FOLDER: Final = Path(__file__).parents[1] / "fakes"
 SHAPES: Final = ("1.2.1", "1.4.0")
 FREE_BYTES: Final = 40 * 2**30
-CONTROL_TOKENS: Final = ("<|eot_id|>", "<|begin_of_text|>", "<|audio|>")
+CONTROL_TOKENS: Final = {
+    128_000: "<|begin_of_text|>",
+    128_009: "<|eot_id|>",
+    **{128_256 + number: f"<custom_token_{number}>" for number in (1, 2, 3, 4, 5, 10, 28_681)},
+}
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 156_940,
     "num_hidden_layers": 28,
     "num_attention_heads": 24,
     "num_key_value_heads": 8,
-    "hidden_size": 3072,
+    # Orpheus's layers and heads, whose cache is as large as the real one, with little else in them.
+    "hidden_size": 64,
+    "intermediate_size": 64,
     "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
     "rope_theta": 500_000.0,
     "rope_scaling": {"rope_type": "llama3", "factor": 32.0},
+}
+LINEAR: Final = {
+    "self_attn.q_proj": (3072, 64),
+    "self_attn.k_proj": (1024, 64),
+    "self_attn.v_proj": (1024, 64),
+    "self_attn.o_proj": (64, 3072),
+    "mlp.gate_proj": (64, 64),
+    "mlp.up_proj": (64, 64),
+    "mlp.down_proj": (64, 64),
 }
 
 
@@ -56,16 +79,59 @@ def show_gpu(monkeypatch: pytest.MonkeyPatch, free: int = FREE_BYTES) -> None:
 
 
 def write_checkpoint(folder: Path, **config: Any) -> Path:
-    """A directory with Orpheus's `config.json` (and `config` on top), a tokenizer of bytes, no weights."""
+    """A directory with Orpheus's `config.json` (and `config` on top), a tokenizer of bytes, and empty weights."""
     folder.mkdir(exist_ok=True)
     described = {key: value for key, value in (CONFIG | config).items() if value is not None}
     (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
-    (folder / "model.safetensors").write_bytes(bytes(1024))
+    _write_weights(folder / "model.safetensors")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens(list(CONTROL_TOKENS))
-    # As the published one has them: added, but not special.
-    tokenizer.add_tokens(["<custom_token_9>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.decoder = decoders.ByteLevel()
+    content = json.loads(tokenizer.to_str())
+    # As the published one has them: Llama's are special, Orpheus's are not.
+    content["added_tokens"] = [
+        dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        | {"id": token, "content": name, "special": name.startswith("<|")}
+        for token, name in CONTROL_TOKENS.items()
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def _write_weights(path: Path) -> None:
+    """Weights of nothing: a header, and as many bytes as it promises, which take no room."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (156_940, 64),
+        "model.norm.weight": (64,),
+    }
+    for layer in range(28):
+        prefix = f"model.layers.{layer}"
+        shapes[f"{prefix}.input_layernorm.weight"] = (64,)
+        shapes[f"{prefix}.post_attention_layernorm.weight"] = (64,)
+        shapes |= {f"{prefix}.{name}.weight": shape for name, shape in LINEAR.items()}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    described = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(described)) + described)
+        file.truncate(8 + len(described) + end)
+
+
+def write_manifest(folder: Path, **changes: Any) -> Path:
+    """The manifest of what lies there, with these keys of it or of its limits changed."""
+    files = hash_files(folder)
+    limits = {"max_batch_size": 4, "max_num_tokens": 4096}
+    limits |= {"max_prompt_tokens": 500, "max_tokens": 1000}
+    content = {
+        "format": 1,
+        "model": {"architecture": "LlamaForCausalLM", "files": files, "sha256": hash_of(files)},
+        "built_with": {"tensorrt_llm": "1.2.1"},
+        "voices": ["ava", "ben"],
+        "limits": limits | {key: changes.pop(key) for key in [*changes] if key in limits},
+    }
+    manifest = msgspec.convert(msgspec.to_builtins(content | changes), Manifest)
+    write(folder / "manifest.json", manifest)
     return folder

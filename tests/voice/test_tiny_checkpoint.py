@@ -13,8 +13,9 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from engine_build.__main__ import cli
 from orpheus_ws import tokens
+from orpheus_ws.engine.checkpoint import Encoder
 from orpheus_ws.errors import StartupError
-from tests.voice.torch_checkpoints import tokenizer
+from tests.voice.torch_checkpoints import encoder
 
 CONTROL = ("<|begin_of_text|>", "<|eot_id|>", "<custom_token_0>", "<custom_token_2>", "<|audio|>")
 TEXTS = st.lists(
@@ -35,9 +36,9 @@ def build(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def text_tokenizer(tiny_checkpoint: Path) -> Tokenizer:
+def encode(tiny_checkpoint: Path) -> Encoder:
     """The engine's tokenizer."""
-    return tokenizer(tiny_checkpoint)
+    return encoder(tiny_checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,12 @@ def published(tiny_checkpoint: Path) -> Callable[[str], list[int]]:
     """The same tokenizer as transformers has it, with its control tokens."""
     loaded = AutoTokenizer.from_pretrained(tiny_checkpoint)
     return lambda text: list(loaded(text).input_ids)
+
+
+@pytest.fixture(scope="module")
+def decoded(tiny_checkpoint: Path) -> Callable[[list[int]], str]:
+    """From ids to text, by the whole tokenizer."""
+    return Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json")).decode
 
 
 def test_the_command_writes_the_same_every_time(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -82,26 +89,28 @@ def test_the_published_tokenizer_finds_control_tokens(
 
 @given(TEXTS)
 @settings(max_examples=200, deadline=None)
-def test_no_text_becomes_a_control_token(text_tokenizer: Tokenizer, text: str) -> None:
+def test_no_text_becomes_a_control_token(
+    encode: Encoder, decoded: Callable[[list[int]], str], text: str
+) -> None:
     """Whatever a text holds, its ids are text ids, and they are the whole text."""
-    ids = text_tokenizer.encode(text).ids
+    ids = encode(text)
     assert all(0 <= token < tokens.FIRST_SPECIAL_ID for token in ids)
-    assert text_tokenizer.decode(ids) == text
+    assert decoded(ids) == text
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=50))
 @settings(max_examples=100, deadline=None)
 def test_plain_text_has_the_published_ids(
-    text_tokenizer: Tokenizer, published: Callable[[str], list[int]], text: str
+    encode: Encoder, published: Callable[[str], list[int]], text: str
 ) -> None:
     """Without its control tokens the tokenizer reads ordinary text as it did with them."""
-    assert [tokens.BEGIN_OF_TEXT, *text_tokenizer.encode(text).ids] == published(text)
+    assert [tokens.BEGIN_OF_TEXT, *encode(text)] == published(text)
 
 
 @given(TEXTS)
 @settings(max_examples=100, deadline=None)
-def test_a_prompt_has_the_framing_and_no_more(text_tokenizer: Tokenizer, text: str) -> None:
+def test_a_prompt_has_the_framing_and_no_more(encode: Encoder, text: str) -> None:
     """A prompt's control ids are those of the framing, once each, whatever the text holds."""
-    ids = tokens.prompt_ids("tara", text, lambda plain: text_tokenizer.encode(plain).ids)
+    ids = tokens.prompt_ids("tara", text, encode)
     control = [token for token in ids if token >= tokens.FIRST_SPECIAL_ID]
     assert control == [128_259, 128_000, 128_009, 128_260, 128_261, 128_257]

@@ -196,7 +196,7 @@ DAMAGE: dict[str, tuple[str, dict[str, Any], str]] = {
     "another architecture": ("config.json", {"architectures": ["GPT2LMHeadModel"]}, "Llama"),
     "no architecture": ("config.json", {"architectures": None}, "Llama"),
     "the vocabulary of Llama": ("config.json", {"vocab_size": 128_256}, "vocabulary of 128256"),
-    "a vocabulary that is no number": ("config.json", {"vocab_size": "many"}, "vocabulary"),
+    "a vocabulary that is no number": ("config.json", {"vocab_size": "many"}, "`vocab_size`"),
     "quantized": ("config.json", {"quantization_config": {"quant_algo": "FP8"}}, "quantized"),
     "more layers than weights": ("config.json", {"num_hidden_layers": 3}, "do not fit"),
     "fewer layers than weights": ("config.json", {"num_hidden_layers": 1}, "do not fit"),

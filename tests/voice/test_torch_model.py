@@ -12,7 +12,7 @@ from orpheus_ws import tokens
 from orpheus_ws.engine import Prompt
 from orpheus_ws.engine.torch_batch import Batch
 from orpheus_ws.engine.torch_model import BLOCK
-from tests.voice.torch_checkpoints import SENTENCE, batch_of, run, slot_model, tokenizer
+from tests.voice.torch_checkpoints import SENTENCE, batch_of, encoder, run, slot_model
 
 TEXTS = ("Hi.", SENTENCE, f"{SENTENCE} {SENTENCE}", "Thank you for calling!")
 
@@ -65,9 +65,9 @@ def test_greedy_ids_are_those_of_transformers(tiny_checkpoint: Path, *, legal_on
     model = LlamaForCausalLM.from_pretrained(
         tiny_checkpoint, dtype=torch.float32, attn_implementation="eager"
     )
-    encode = tokenizer(tiny_checkpoint).encode
+    encode = encoder(tiny_checkpoint)
     for number, text in enumerate(TEXTS):
-        ids = tokens.prompt_ids("tara", text, lambda plain: encode(plain).ids)
+        ids = tokens.prompt_ids("tara", text, encode)
         processors = LogitsProcessorList([_Legal(len(ids))] if legal_only else [])
         alone = model.generate(
             torch.tensor([ids]),

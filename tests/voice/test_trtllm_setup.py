@@ -2,12 +2,14 @@
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orpheus_ws import tokens
+from orpheus_ws.engine import checkpoint as checkpoint_module
 from orpheus_ws.engine import trtllm_setup as setup
 from orpheus_ws.engine.trtllm import ABORT_SECONDS, pool_tokens
 from orpheus_ws.engine.trtllm_process import SHUTDOWN_SECONDS
@@ -22,10 +24,11 @@ from orpheus_ws.engine.trtllm_proof import (
 )
 from orpheus_ws.engine.trtllm_setup import Options
 from orpheus_ws.errors import StartupError
+from orpheus_ws.manifest import Limits
 from tests.doctor_runs import doctor, settings
 from tests.voice import fake_trtllm
 
-load_encoder = functools.cache(setup.load_encoder)
+load_encoder = functools.cache(checkpoint_module.load_encoder)
 
 CAPACITIES = st.integers(1, 2000)
 GIB = 2**30
@@ -33,14 +36,19 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Orpheus's configuration without its weights."""
+    """A checkpoint whose cache is as large as Orpheus's."""
     return fake_trtllm.write_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
-def checkpoint(model: Path) -> setup.Checkpoint:
+def checkpoint(model: Path) -> checkpoint_module.Checkpoint:
     """What was read of it."""
-    return setup.read_checkpoint(Options(model=str(model)))
+    return checkpoint_module.open_checkpoint(str(model), "trtllm")
+
+
+def limits(**options: Any) -> Limits:
+    """What these options make of the limits, without a manifest."""
+    return setup.settle_limits(Options(**options), None, None)
 
 
 # Arithmetic ---------------------------------------------------------------------------------------
@@ -49,7 +57,7 @@ def checkpoint(model: Path) -> setup.Checkpoint:
 @given(CAPACITIES, st.sets(st.integers(1, 3000)))
 def test_graph_sizes(capacity: int, wanted: set[int]) -> None:
     """They ascend to the capacity; what the user names is kept as far as it is of use."""
-    own = setup.graph_sizes(Options(graph_sizes=tuple(wanted)), capacity) if wanted else None
+    own = setup.graph_sizes(limits(graph_sizes=tuple(wanted)), capacity) if wanted else None
     if own is not None:
         assert set(own) == {size for size in wanted if size < capacity} | {capacity}
         assert own == sorted(own)
@@ -58,7 +66,7 @@ def test_graph_sizes(capacity: int, wanted: set[int]) -> None:
 @given(CAPACITIES)
 def test_graph_sizes_by_themselves(capacity: int) -> None:
     """Padding a batch to the next graph wastes at most a third of it."""
-    sizes = setup.graph_sizes(Options(), capacity)
+    sizes = setup.graph_sizes(limits(), capacity)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == capacity
     for batch in range(1, capacity + 1):
@@ -68,20 +76,20 @@ def test_graph_sizes_by_themselves(capacity: int) -> None:
 
 def test_how_many_graphs() -> None:
     """256 streams take 15 graphs, as the docstring says."""
-    assert len(setup.graph_sizes(Options(), 256)) == 15
+    assert len(setup.graph_sizes(limits(), 256)) == 15
 
 
-def test_orpheus_in_figures(checkpoint: setup.Checkpoint) -> None:
+def test_orpheus_in_figures(checkpoint: checkpoint_module.Checkpoint) -> None:
     """A token of Orpheus takes 56 KiB of cache in FP8 and 112 in BF16; 2560 of them are a stream."""
     assert setup.kv_bytes_per_token(checkpoint, Options()) == 57_344
     assert setup.kv_bytes_per_token(checkpoint, Options(kv_cache="bf16")) == 2 * 57_344
-    assert setup.stream_tokens(Options()) == 2560
+    assert setup.stream_tokens(limits()) == 2560
 
 
 @given(st.integers(1, 2000), st.integers(7, 5000))
 def test_a_stream_is_whole_blocks(prompt: int, speech: int) -> None:
     """It holds prompt and speech, with less than a block to spare."""
-    held = setup.stream_tokens(Options(max_prompt_tokens=prompt, max_tokens=speech))
+    held = setup.stream_tokens(limits(max_prompt_tokens=prompt, max_tokens=speech))
     assert held % setup.TOKENS_PER_BLOCK == 0
     assert 0 <= held - prompt - speech < setup.TOKENS_PER_BLOCK
 
@@ -90,27 +98,27 @@ def test_a_stream_is_whole_blocks(prompt: int, speech: int) -> None:
 def test_what_is_advised_about_the_cache_holds(capacity: int, pool: int) -> None:
     """The cache is refused if and only if it is too small, and the capacity advised would fit."""
     try:
-        setup.check_pool(Options(), capacity, pool)
+        setup.check_pool(limits(), capacity, pool)
     except StartupError as error:
         advised = int(str(error).partition("lower engine.capacity to ")[2].partition(",")[0])
         assert 1 <= advised < capacity
-        setup.check_pool(Options(), advised, pool)
+        setup.check_pool(limits(), advised, pool)
     else:
         assert capacity * 2560 <= pool
 
 
 @given(capacity=CAPACITIES, free=st.integers(0, 200 * GIB))
 def test_what_is_advised_about_memory_holds(
-    checkpoint: setup.Checkpoint, capacity: int, free: int
+    checkpoint: checkpoint_module.Checkpoint, capacity: int, free: int
 ) -> None:
     """Memory is refused if and only if it is too little, and what is advised would not be."""
     try:
-        setup.check_memory(checkpoint, Options(), capacity, free)
+        setup.check_memory(checkpoint, Options(), limits(), capacity, free)
     except StartupError as error:
         advice = str(error).partition("lower engine.capacity below ")[2]
         if advice:
             assert int(advice) <= capacity
-            setup.check_memory(checkpoint, Options(), int(advice) - 1, free)
+            setup.check_memory(checkpoint, Options(), limits(), int(advice) - 1, free)
     else:
         assert capacity * 2560 * 57_344 <= free
 
@@ -129,15 +137,15 @@ def test_the_size_of_the_cache(iteration: dict[str, object], held: int | None) -
     assert pool_tokens(iteration) == held
 
 
-def test_the_page(checkpoint: setup.Checkpoint) -> None:
+def test_the_page(checkpoint: checkpoint_module.Checkpoint) -> None:
     """The arithmetic and the limits on the page are those of the code."""
     page = (Path(__file__).parents[2] / "docs" / "engine-trtllm.md").read_text(encoding="utf-8")
-    stream = setup.stream_tokens(Options()) * setup.kv_bytes_per_token(checkpoint, Options())
+    stream = setup.stream_tokens(limits()) * setup.kv_bytes_per_token(checkpoint, Options())
     assert f"| {stream // 2**20} MiB | {2 * stream // 2**20} MiB |" in page
     for streams in (64, 128, 256):
         fp8 = streams * stream / GIB
         assert f"| {streams} streams | {fp8:g} GiB | {2 * fp8:g} GiB |" in page
-    graphs = ", ".join(map(str, setup.graph_sizes(Options(), 256)[:8]))
+    graphs = ", ".join(map(str, setup.graph_sizes(limits(), 256)[:8]))
     assert f"| {graphs} … capacity, padded |" in page
     assert f"has {SHUTDOWN_SECONDS:g} s to shut down" in page
     assert f"is not answered within {ABORT_SECONDS:g} s" in page
@@ -147,7 +155,9 @@ def test_the_page(checkpoint: setup.Checkpoint) -> None:
 
 # The encoder --------------------------------------------------------------------------------------
 
-WORDS = st.sampled_from([*fake_trtllm.CONTROL_TOKENS, "<custom_token_9>", "hello", " ", "\ud800"])
+WORDS = st.sampled_from(
+    [*fake_trtllm.CONTROL_TOKENS.values(), "<custom_token_9>", "hello", " ", "\ud800"]
+)
 
 
 @given(st.lists(WORDS | st.text(), max_size=20).map("".join))
@@ -232,6 +242,8 @@ def test_the_doctor_looks_without_loading(model: Path) -> None:
     fake = {"PYTHONPATH": str(fake_trtllm.FOLDER)}
     examined = doctor(*free, *chosen, prelude="", environment=fake)
     assert examined.checks["engine"]["found"] == "trtllm, on cuda, 8 streams"
+    assert examined.checks["engine"]["status"] == "warning"
+    assert "python -m engine_build manifest" in examined.checks["engine"]["advice"]
     wrong = settings("engine.options.model=nowhere")
     examined = doctor(*free, *chosen, *wrong, prelude="", environment=fake)
-    assert "no config.json" in examined.checks["engine"]["advice"]
+    assert "is not a directory" in examined.checks["engine"]["advice"]

@@ -139,31 +139,34 @@ def _remove(name: str) -> Callable[[Path], object]:
     return lambda model: (model / name).unlink()
 
 
-QUANTISED_CACHE = json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}})
+QUANTISED_CACHE = json.dumps({"quantization": {"kv_cache_quant_algo": "FP8"}})
+
+
+def _declare_cache(model: Path) -> None:
+    scheme = {"dynamic": False, "num_bits": 8, "type": "float"}
+    _change(quantization_config={"kv_cache_scheme": scheme})(model)
+    _write("hf_quant_config.json", QUANTISED_CACHE)(model)
 
 
 @pytest.mark.parametrize(
     ("damage", "options", "advice"),
     [
         (_remove("config.json"), {}, "no config.json"),
-        (_write("config.json", "{"), {}, "does not describe a Llama checkpoint"),
-        (_write("config.json", "[]"), {}, "does not describe a Llama checkpoint"),
-        (_change(architectures=["BertModel"]), {}, "no LlamaForCausalLM"),
-        (_change(vocab_size=128_256), {}, "128256 ids"),
-        (_change(rope_theta=None), {}, "transformers 4.57"),
+        (_write("config.json", "{"), {}, "is not valid JSON"),
+        (_write("config.json", "[]"), {}, "is not a JSON object"),
+        (_change(architectures=["BertModel"]), {}, "is not a LlamaForCausalLM"),
+        (_change(vocab_size=128_256), {}, "a vocabulary of 128256"),
+        (_change(rope_theta=None), {}, "export with 4.57"),
         (
             _change(rope_scaling=None, rope_parameters={"rope_type": "llama3"}),
             {},
-            "transformers 4.57",
+            "export with 4.57",
         ),
         (_remove("tokenizer.json"), {}, "no tokenizer.json"),
-        (_write("tokenizer.json", "{}"), {}, "is no tokenizer"),
-        (_remove("model.safetensors"), {}, "no *.safetensors"),
-        (
-            _write("hf_quant_config.json", QUANTISED_CACHE),
-            {"kv_cache": "bf16"},
-            "kv_cache to 'fp8'",
-        ),
+        (_write("tokenizer.json", "{}"), {}, "cannot be loaded"),
+        (_remove("model.safetensors"), {}, "no model.safetensors"),
+        (_write("hf_quant_config.json", QUANTISED_CACHE), {}, "or one is missing"),
+        (_declare_cache, {"kv_cache": "bf16"}, "kv_cache to 'fp8'"),
         (lambda model: None, {"max_num_tokens": 100}, "max_num_tokens to at least that"),
         (lambda model: None, {"beam": 1}, "unknown configuration key"),
     ],
@@ -190,7 +193,7 @@ async def test_too_little_memory(
     """Weights and cache that cannot fit are an error before the load, which says what would."""
     fake_trtllm.show_gpu(monkeypatch, free=2**30)
     # 2560 ids of 56 KiB are 140 MiB a stream.
-    assert "lower engine.capacity below 7" in await refusal(model, 8)
+    assert "lower engine.capacity below 6" in await refusal(model, 8)
     assert "280.0 GiB" not in await refusal(model, 8, kv_cache="bf16")
     assert "use a larger GPU" in await refusal(model, 8, max_tokens=100_000)
     assert behaviour.opened == []

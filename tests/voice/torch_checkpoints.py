@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from orpheus_ws.engine.checkpoint import Encoder, load_encoder
 from orpheus_ws.engine.torch_batch import Batch
-from orpheus_ws.engine.torch_checkpoint import load_model, load_tokenizer
-from orpheus_ws.engine.torch_model import ATTENTION, SlotModel
+from orpheus_ws.engine.torch_model import ATTENTION, SlotModel, load_model
 from orpheus_ws.engine.torch_sampling import LEGAL_COLUMNS, Sampler
 
 # As the engine itself does when it is opened; more threads only wait for each other.
@@ -32,7 +31,7 @@ def batch_of(checkpoint: Path, slots: int, *, legal_only: bool = True) -> Batch[
     columns = LEGAL_COLUMNS if legal_only else range(156_940)
     model = slot_model(checkpoint, slots, columns=columns)
     sampler = Sampler(slots, columns, legal_only=legal_only, device="cpu")
-    return Batch(model, sampler, tokenizer(checkpoint), slots, 1024)
+    return Batch(model, sampler, encoder(checkpoint), slots, 1024)
 
 
 @functools.cache
@@ -41,9 +40,9 @@ def _model(checkpoint: Path) -> LlamaForCausalLM:
 
 
 @functools.cache
-def tokenizer(checkpoint: Path) -> Tokenizer:
+def encoder(checkpoint: Path) -> Encoder:
     """The engine's tokenizer."""
-    return load_tokenizer(str(checkpoint))
+    return load_encoder(checkpoint)
 
 
 def run(batch: Batch[int]) -> dict[int, list[int]]:
