@@ -199,6 +199,12 @@ class Metrics:
         self.sockets = gauge("sockets", "Open sockets")
         self.sockets_admitted = gauge("sockets_admitted", "Sockets admitted at most")
         self.capacity = gauge("capacity", "Streams spoken at once at most: slots of the engine")
+        self._capacity_source = gauge(
+            "capacity_source",
+            "1 for where the capacity comes from: measured, override, uncalibrated, configured, "
+            "default",
+            "source",
+        )
         # Not `orpheus_contexts`: that family is the counter's, and one name cannot have two types.
         self.live_contexts = gauge(
             "live_contexts",
@@ -213,6 +219,11 @@ class Metrics:
         gauge(
             "segments_stalled_over_1s", "Segments whose engine has said nothing for over 1 s"
         ).set_function(lambda: _older(self._generating, "heard_at"))
+
+    def set_capacity(self, streams: int, source: str) -> None:
+        """Say how many streams there are, and how that is known."""
+        self.capacity.set(streams)
+        self._capacity_source.labels(source).set(1)
 
     def watch_turns(self, taken: Callable[[], float], waiting: Callable[[], float]) -> None:
         """Expose who has a slot and who waits for one."""
