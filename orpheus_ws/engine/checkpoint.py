@@ -233,6 +233,11 @@ def _read_quantization(folder: Path, config: Config, engine: EngineName | None) 
         weights=_name(stated.get("quant_algo")), kv_cache=_name(stated.get("kv_cache_quant_algo"))
     )
     again = config.quantization_config or {}
+    if engine == "torch" and (stated or again):
+        raise StartupError(
+            f"the checkpoint in {str(folder)!r} is quantized, which engine 'torch' does not run: "
+            "give the checkpoint that it was made from"
+        )
     cache = again.get("kv_cache_scheme")
     if isinstance(cache, Mapping):
         eight = cache.get("num_bits") == 8 and cache.get("type") == "float"
@@ -241,11 +246,6 @@ def _read_quantization(folder: Path, config: Config, engine: EngineName | None) 
         raise StartupError(
             f"hf_quant_config.json and quantization_config in config.json differ in {str(folder)!r}, "
             "or one is missing: copy both files from the export, or quantise the model again"
-        )
-    if engine == "torch" and (stated or again):
-        raise StartupError(
-            f"the checkpoint in {str(folder)!r} is quantized, which engine 'torch' does not run: "
-            "give the checkpoint that it was made from"
         )
     if {said.weights, said.kv_cache} - {"FP8", None}:
         raise StartupError(
