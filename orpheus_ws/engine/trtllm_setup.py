@@ -94,8 +94,8 @@ def check_kv_cache(checkpoint: Checkpoint, options: Options) -> None:
     """`bf16` is what a checkpoint without a word on the cache gets; it cannot be forced."""
     if checkpoint.quantization.kv_cache and options.kv_cache == "bf16":
         raise StartupError(
-            f"the checkpoint in {options.model!r} declares a quantised KV cache: export it with "
-            "kv_cache_qformat none, or set engine.options.kv_cache to 'fp8'"
+            f"the checkpoint in {options.model!r} declares a quantised KV cache: quantise the model "
+            "again with `--kv bf16`, or set engine.options.kv_cache to 'fp8'"
         )
 
 

@@ -199,7 +199,11 @@ async def test_what_the_manifest_says(tiny_checkpoint: Path, tmp_path: Path) -> 
 
 DAMAGE: dict[str, tuple[str, dict[str, Any], str]] = {
     "another architecture": ("config.json", {"architectures": ["GPT2LMHeadModel"]}, "Llama"),
-    "quantized": ("config.json", {"quantization_config": {"quant_algo": "FP8"}}, "quantized"),
+    "quantised by half": (
+        "config.json",
+        {"quantization_config": {"quant_algo": "FP8"}},
+        "quantise",
+    ),
     "more layers than weights": ("config.json", {"num_hidden_layers": 3}, "do not fit"),
     "a short memory": ("config.json", {"max_position_embeddings": 512}, "engine.options.context"),
 }
