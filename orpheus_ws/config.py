@@ -41,8 +41,15 @@ class EngineConfig(_Section, frozen=True, kw_only=True):
     name: str = "pocket"
     """`pocket`, `torch`, `trtllm`, `simulated`, or the dotted name of a module of your own."""
     capacity: Positive | None = None
-    """Streams at once, and so the number of sockets admitted. Unset: the engine's own
-    number; 8 for `pocket`, 64 for `simulated`."""
+    """Streams at once, and so the number of sockets admitted. Unset: what was measured on this
+    machine, or else the engine's own number; 8 for `pocket`, 64 for `simulated`. Where something
+    was measured it can be no other number, and `trtllm` takes none that was not measured."""
+    capacity_override: Positive | None = None
+    """Streams at once, whatever was measured."""
+    uncalibrated: Positive | None = None
+    """Streams at once where nothing was measured."""
+    manifest: Annotated[str, Meta(min_length=1)] | None = None
+    """File with what was measured. Unset: `manifest.json` beside the model, if there is one."""
     options: dict[str, Any] = {}
     """What this engine alone can be told, below."""
 
@@ -88,6 +95,11 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     """How long a client may read nothing while audio is due; then it is a slow consumer."""
     retry_after_seconds: Positive = 1
     """What a full server says in `Retry-After`."""
+    oversubscription: Annotated[float, Meta(ge=1, le=100)] = 1.0
+    """Sockets admitted for each stream that can be spoken at once. Above 1, contexts may have to wait
+    for their turn."""
+    max_queue_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 5000
+    """How long a context may wait for its turn; then it fails with `overloaded`."""
     group_lead_ms: Annotated[int, Meta(ge=0, le=10_000)] = 1000
     """With so much audio in hand, a listener gets several frames in one message; 0: never."""
 

@@ -178,6 +178,11 @@ class Context:
             self._flushes -= 1
         return item
 
+    @property
+    def has_segment(self) -> bool:
+        """Whether `pop` would give text to be spoken."""
+        return bool(self._queue) and isinstance(self._queue[0], str)
+
     def begin(self, now: float) -> m.Started | None:
         """A segment is about to be spoken; `started` when it is the context's first."""
         if self.state is not State.QUEUED:

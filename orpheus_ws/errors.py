@@ -38,6 +38,8 @@ class OrpheusError(Exception):
     code: str = "internal"
     close_code: int | None = None
     retryable: bool = False
+    retry_after_ms: int | None = None
+    """How long to wait before trying again, where that is known."""
 
 
 class PeerError(OrpheusError):
@@ -125,6 +127,10 @@ class Overloaded(ServiceError):
 
     code = "overloaded"
     retryable = True
+
+    def __init__(self, message: str, *, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
 
 
 class NoAudio(ServiceError):

@@ -178,6 +178,9 @@ class Metrics:
             "Contexts ended, by outcome: done, cancelled, failed, disconnected",
             "outcome",
         )
+        self.turns_missed = counter(
+            "turns_missed", "Contexts refused because no slot came free in time"
+        )
         self.handshakes_refused = counter(
             "handshakes_refused",
             "Upgrades refused: full, draining, dead, auth, origin, path, handshake",
@@ -194,7 +197,14 @@ class Metrics:
             return Gauge(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
 
         self.sockets = gauge("sockets", "Open sockets")
-        self.capacity = gauge("capacity", "Sockets admitted at most")
+        self.sockets_admitted = gauge("sockets_admitted", "Sockets admitted at most")
+        self.capacity = gauge("capacity", "Streams spoken at once at most: slots of the engine")
+        self._capacity_source = gauge(
+            "capacity_source",
+            "1 for where the capacity comes from: measured, override, uncalibrated, configured, "
+            "default",
+            "source",
+        )
         # Not `orpheus_contexts`: that family is the counter's, and one name cannot have two types.
         self.live_contexts = gauge(
             "live_contexts",
@@ -209,6 +219,19 @@ class Metrics:
         gauge(
             "segments_stalled_over_1s", "Segments whose engine has said nothing for over 1 s"
         ).set_function(lambda: _older(self._generating, "heard_at"))
+
+    def set_capacity(self, streams: int, source: str) -> None:
+        """Say how many streams there are, and how that is known."""
+        self.capacity.set(streams)
+        self._capacity_source.labels(source).set(1)
+
+    def watch_turns(self, taken: Callable[[], float], waiting: Callable[[], float]) -> None:
+        """Expose who has a slot and who waits for one."""
+        for name, text, read in (
+            ("slots_taken", "Contexts that have a slot of the engine", taken),
+            ("contexts_awaiting_turn", "Contexts that wait for a slot", waiting),
+        ):
+            Gauge(f"orpheus_{name}", text, registry=self.registry).set_function(read)
 
     def watch_codec(self, streams: Callable[[], float], busy_seconds: Callable[[], float]) -> None:
         """Expose what the codec is doing right now."""

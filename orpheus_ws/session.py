@@ -32,6 +32,12 @@ class Speak(NamedTuple):
     replies: tuple[m.ServerMessage, ...]
 
 
+class AwaitTurn(NamedTuple):
+    """Wait until `context`, which has something to say, may speak, or until something is received."""
+
+    context: Context
+
+
 class Say(NamedTuple):
     """Send `replies` and ask again."""
 
@@ -48,11 +54,16 @@ class Goodbye(NamedTuple):
     """Everything asked for was spoken and the client asked to close."""
 
 
-Action = Speak | Say | Wait | Goodbye
+Action = Speak | AwaitTurn | Say | Wait | Goodbye
 
 
 def _unheard(_context: Context, _old: State | None, _new: State) -> None:
     """Nobody wants to know."""
+
+
+def _anybody(_context: Context) -> bool:
+    """There is room for everybody."""
+    return True
 
 
 class Session:
@@ -228,12 +239,17 @@ class Session:
 
     # The speaker's side --------------------------------------------------------------------------
 
-    def next(self, now: float) -> Action:
-        """What to do now. Ask again after doing it, and after every `receive`."""
+    def next(self, now: float, may_speak: Callable[[Context], bool] = _anybody) -> Action:
+        """What to do now. Ask again after doing it, and after every `receive`.
+
+        `may_speak` is asked about a context that has a segment; one that may not keeps its text.
+        """
         context = next(iter(self._live.values()), None)
         if context is None:
             return Goodbye() if self._closing else Wait(None)
         context.release_stalled(now)
+        if context.has_segment and not may_speak(context):
+            return AwaitTurn(context)
         item = context.pop()
         if isinstance(item, FlushMark):
             return Say((m.Flushed(context=context.id, id=item.id),))
@@ -299,5 +315,6 @@ def error_message(error: OrpheusError, *, context: str | None) -> m.Error:
         code=error.code,
         message=str(error),
         retryable=error.retryable,
+        retry_after_ms=error.retry_after_ms,
         fatal=context is None and error.close_code is not None,
     )

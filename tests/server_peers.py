@@ -70,13 +70,15 @@ async def closed(connected: Peer) -> tuple[int, str]:
 
 
 def held(started: Server) -> tuple[int, ...]:
-    """What this process holds: tasks, descriptors, sockets, and slots of engine and codec."""
+    """What this process holds: tasks, descriptors, sockets, slots of engine and codec, turns."""
     return (
         len(asyncio.all_tasks()),
         len(list(Path("/proc/self/fd").iterdir())),
         started.admission.active,
         started.engine.statistics().active,
         started.codec.statistics().streams,
+        started.turns.taken,
+        started.turns.waiting,
     )
 
 

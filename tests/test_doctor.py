@@ -57,7 +57,7 @@ def test_a_machine_without_torch() -> None:
     examined = doctor(*SIMULATED, *FREE_PORTS, prelude=without("torch", "uvloop"))
     assert examined.code == 0, examined.printed
     assert examined.checks["torch"]["found"] == "not installed"
-    assert examined.checks["engine"]["found"] == "simulated, on cpu, 64 streams"
+    assert examined.checks["engine"]["found"] == "simulated, on cpu, 64 streams (default)"
     assert examined.checks["codec"]["found"] == "simulated, on cpu, 65 slots"
     assert examined.checks["event_loop"]["status"] == "warning"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orpheus_ws import hardware
 from orpheus_ws.doctor import gpu
 from orpheus_ws.doctor.check import Status
 
@@ -29,7 +30,7 @@ def program(folder: Path, name: str, script: str) -> dict[str, str]:
     return {"PATH": str(folder)}
 
 
-def nvidia_smi(folder: Path, details: str, listed: str) -> gpu.Listing:
+def nvidia_smi(folder: Path, details: str, listed: str) -> hardware.Listing:
     """What an `nvidia-smi` that answers this is understood to say."""
     script = f"""case "$1" in
         -L) printf '%s\\n' '{listed}' ;;
@@ -37,7 +38,7 @@ def nvidia_smi(folder: Path, details: str, listed: str) -> gpu.Listing:
             [ "$2" = --format=csv,noheader,nounits ] && printf '%s\\n' '{details}' ;;
         *) exit 2 ;;
     esac"""
-    return gpu.ask_nvidia_smi(program(folder, "nvidia-smi", script))
+    return hardware.ask_nvidia_smi(program(folder, "nvidia-smi", script))
 
 
 def test_a_whole_gpu(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_slices_belong_to_the_gpu_above_them(tmp_path: Path) -> None:
     """Of several GPUs, each has its own slices; how to choose one is said."""
     listed = "\n".join([LISTED, LISTED, SLICE.format(0, 1), SLICE.format(1, 2)])
     listing = nvidia_smi(tmp_path, f"{H100}\n{H100_MIG}", listed)
-    assert [one.slices for one in listing.gpus] == [(), ("3g.40gb", "3g.40gb")]
+    assert [[one.profile for one in gpu.slices] for gpu in listing.gpus] == [[], ["3g.40gb"] * 2]
     check = gpu.gpu_check(listing, SEEN, needed=True)
     assert check.status is Status.OK
     assert "CUDA_VISIBLE_DEVICES" in check.advice
@@ -105,7 +106,7 @@ def test_what_nvidia_smi_may_not_know(tmp_path: Path) -> None:
 def test_no_gpu(tmp_path: Path, script: str | None, found: str, status: Status) -> None:
     """Without a GPU only an engine that needs one has a problem; a broken driver is warned of."""
     environment = program(tmp_path, "nvidia-smi", script) if script else {"PATH": str(tmp_path)}
-    listing = gpu.ask_nvidia_smi(environment)
+    listing = hardware.ask_nvidia_smi(environment)
     check = gpu.gpu_check(listing, None, needed=False)
     assert (check.found, check.status) == (found, status)
     needed = gpu.gpu_check(listing, CPU_BUILD, needed=True)
@@ -115,7 +116,7 @@ def test_no_gpu(tmp_path: Path, script: str | None, found: str, status: Status) 
 
 def test_a_gpu_that_only_torch_sees() -> None:
     """A container without `nvidia-smi` has a GPU all the same."""
-    absent = gpu.Listing(failure="nvidia-smi is not installed", installed=False)
+    absent = hardware.Listing(failure="nvidia-smi is not installed", installed=False)
     check = gpu.gpu_check(absent, SEEN, needed=True)
     assert check.status is Status.OK
     assert "torch sees 1" in check.found
@@ -123,8 +124,8 @@ def test_a_gpu_that_only_torch_sees() -> None:
 
 def test_a_program_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that hangs does not hang the doctor."""
-    monkeypatch.setattr(gpu, "ANSWER_SECONDS", 0.01)
-    listing = gpu.ask_nvidia_smi(program(tmp_path, "nvidia-smi", "exec /bin/sleep 60"))
+    monkeypatch.setattr(hardware, "ANSWER_SECONDS", 0.01)
+    listing = hardware.ask_nvidia_smi(program(tmp_path, "nvidia-smi", "exec /bin/sleep 60"))
     assert gpu.gpu_check(listing, None, needed=False).found == "nvidia-smi does not answer"
 
 
@@ -132,7 +133,7 @@ def test_a_program_that_cannot_be_run(tmp_path: Path) -> None:
     """A file that is no program is a finding, not an exception."""
     environment = program(tmp_path, "nvidia-smi", "")
     (tmp_path / "nvidia-smi").write_bytes(b"\x7fELF")
-    check = gpu.gpu_check(gpu.ask_nvidia_smi(environment), None, needed=False)
+    check = gpu.gpu_check(hardware.ask_nvidia_smi(environment), None, needed=False)
     assert check.status is Status.WARNING
     assert "cannot be run" in check.found
 
@@ -165,7 +166,7 @@ def test_torch_beside_a_gpu(
 @pytest.mark.parametrize("torch", [NONE_SEEN, CPU_BUILD])
 def test_torch_without_a_gpu(torch: gpu.Torch) -> None:
     """Where there is no GPU, that torch sees none is as it should be."""
-    assert gpu.torch_check(torch, gpu.Listing()).status is Status.OK
+    assert gpu.torch_check(torch, hardware.Listing()).status is Status.OK
 
 
 # MPS ----------------------------------------------------------------------------------------------

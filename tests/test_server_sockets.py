@@ -34,6 +34,8 @@ async def test_full_server() -> None:
                 "max": 2,
                 "active": 2,
                 "draining": False,
+                "streams": 2,
+                "source": "configured",
             }
             assert (await http(started, "/readyz"))[0] == 200
         await turns_until(lambda: started.admission.active == 1)
@@ -194,7 +196,7 @@ async def test_audio_runs_at_most_lead_ahead(monkeypatch: pytest.MonkeyPatch) ->
             ahead.append(self.in_hand(now))
             super().receive(seconds, now)
 
-    monkeypatch.setattr("orpheus_ws.server.connection.Player", RecordingPlayer)
+    monkeypatch.setattr("orpheus_ws.server.voice.Player", RecordingPlayer)
     async with one("engine.options.fault=never_stops") as (_, connected):
         await connected.send(m.Open(context="a", lead_ms=300, sampling=m.Sampling(max_tokens=140)))
         await connected.say("a", SENTENCE)

@@ -13,7 +13,7 @@ import orpheus_ws
 from orpheus_ws.cli.access_token import access_token
 from orpheus_ws.cli.bench import bench
 from orpheus_ws.cli.doctor import doctor
-from orpheus_ws.cli.exits import Exit, report
+from orpheus_ws.cli.exits import report
 from orpheus_ws.cli.load import load
 from orpheus_ws.cli.say import say
 from orpheus_ws.cli.serve import serve

@@ -27,6 +27,13 @@ from orpheus_ws.errors import OrpheusError
 @click.option("--model", help="Directory of the engine's checkpoint.  [engine.options.model]")
 @click.option("--capacity", help="Streams at once.  [engine.capacity]")
 @click.option(
+    "--capacity-override",
+    help="Streams at once, whatever was measured.  [engine.capacity_override]",
+)
+@click.option(
+    "--uncalibrated", help="Streams at once where nothing was measured.  [engine.uncalibrated]"
+)
+@click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
 )
 def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None) -> None:
@@ -43,6 +50,8 @@ def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None)
         "engine": "engine.name",
         "model": "engine.options.model",
         "capacity": "engine.capacity",
+        "capacity_override": "engine.capacity_override",
+        "uncalibrated": "engine.uncalibrated",
     }
     flags = [f"{keys[name]}={value}" for name, value in shortcuts.items() if value is not None]
     config = configuration.load(file=file, environment=os.environ, flags=[*flags, *settings])

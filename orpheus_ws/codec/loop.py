@@ -334,7 +334,9 @@ class _Stream:
         self._finishing = self._finished and not self._frames
         self._busy = True
         work = Work(self.slot, frames, self._finishing)
-        ready = Ready(time.perf_counter(), self._unheard, self._portion.in_hand, len(frames))
+        in_hand = self._portion.in_hand
+        # The next segment of somebody who still has something to play is not the first sound of all.
+        ready = Ready(time.perf_counter(), self._unheard and in_hand == 0.0, in_hand, len(frames))
         self._loop.submit(_Job(self, work, self._fresh, ready))
         self._fresh = False
 

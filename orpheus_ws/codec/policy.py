@@ -21,7 +21,7 @@ class Ready(NamedTuple):
     since: float
     """When it became ready, in seconds of any clock."""
     unheard: bool
-    """Nothing of it has been heard yet."""
+    """Nothing of it has been heard yet, and its listener has nothing else to play."""
     in_hand: float
     """Seconds of audio that its listener had then."""
     frames: int

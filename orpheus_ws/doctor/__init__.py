@@ -15,6 +15,7 @@ from orpheus_ws.config import Config
 from orpheus_ws.doctor import gpu, machine, network, packages, parts
 from orpheus_ws.doctor.check import Check, Status
 from orpheus_ws.errors import StartupError
+from orpheus_ws.server.admission import sockets_for
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,14 +54,17 @@ def examine(config: Config | StartupError, environment: Mapping[str, str]) -> Re
 
 
 def _configured(config: Config, environment: Mapping[str, str]) -> list[Check]:
-    engine = parts.engine(config.engine)
+    engine = parts.engine(config.engine, environment)
     codec = parts.codec(config, engine.capacity)
+    sockets = None
+    if engine.capacity is not None:
+        sockets = sockets_for(engine.capacity, config.server.oversubscription)
     return [
         *gpu.examine(environment, engine_device=engine.device, codec_device=codec.device),
         Check("configuration", Status.OK, "can be read"),
         engine.check,
         codec.check,
-        machine.open_files(engine.capacity),
+        machine.open_files(sockets),
         network.access(config),
         *network.ports(config.server),
     ]

@@ -6,47 +6,19 @@ of one process at a time, in turns.
 
 import contextlib
 import os
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from orpheus_ws.doctor.check import Check, Status
+from orpheus_ws.hardware import ABSENT, Capability, Gpu, Listing, ask, ask_nvidia_smi
 
 FP8_CAPABILITY: Final = (8, 9)
 """The least compute capability with FP8 (Ada); Hopper is 9.0."""
-ANSWER_SECONDS: Final = 10.0
-"""A program of the driver's that says nothing for so long is not waited for."""
 PIPE_VARIABLE: Final = "CUDA_MPS_PIPE_DIRECTORY"
 PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
 """CUDA's default."""
 MPS_CONTROL: Final = "nvidia-cuda-mps-control"
-
-_QUERY: Final = ("name", "driver_version", "memory.total", "compute_cap", "mig.mode.current")
-
-Capability = tuple[int, int]
-
-
-class Gpu(NamedTuple):
-    """One GPU as `nvidia-smi` lists it. What it does not know is empty or None."""
-
-    name: str
-    driver: str
-    memory_mib: int | None
-    capability: Capability | None
-    mig: bool
-    slices: tuple[str, ...]
-    """Names of its MIG slices, such as `3g.40gb`."""
-
-
-class Listing(NamedTuple):
-    """What `nvidia-smi` said. `failure` is empty when it answered."""
-
-    gpus: tuple[Gpu, ...] = ()
-    failure: str = ""
-    installed: bool = True
 
 
 class Device(NamedTuple):
@@ -129,49 +101,6 @@ def torch_check(torch: Torch | None, listing: Listing) -> Check:
     return Check("torch", Status.WARNING, found, advice)
 
 
-def ask_nvidia_smi(environment: Mapping[str, str]) -> Listing:
-    """List the GPUs and their MIG slices."""
-    query = f"--query-gpu={','.join(_QUERY)}"
-    details = _ask(["nvidia-smi", query, "--format=csv,noheader,nounits"], environment)
-    names = _ask(["nvidia-smi", "-L"], environment)
-    if failure := details.failure or names.failure:
-        return Listing(failure=f"nvidia-smi {failure}", installed=failure != _ABSENT)
-    slices = _slices(names.text)
-    rows = [[cell.strip() for cell in line.split(",")] for line in details.text.splitlines()]
-    return Listing(
-        tuple(
-            _gpu(row, slices[index] if index < len(slices) else ())
-            for index, row in enumerate(rows)
-            if len(row) == len(_QUERY)
-        )
-    )
-
-
-def _gpu(row: list[str], slices: tuple[str, ...]) -> Gpu:
-    """Cells that it may not or cannot know are words in brackets."""
-    name, driver, memory, capability, mig = row
-    numbers = re.fullmatch(r"(\d+)\.(\d+)", capability)
-    return Gpu(
-        name=name,
-        driver=driver,
-        memory_mib=int(memory) if memory.isdecimal() else None,
-        capability=(int(numbers[1]), int(numbers[2])) if numbers else None,
-        mig=mig == "Enabled",
-        slices=slices,
-    )
-
-
-def _slices(listed: str) -> list[tuple[str, ...]]:
-    """The names of the MIG slices of each GPU, from the lines below its own."""
-    found: list[tuple[str, ...]] = []
-    for line in listed.splitlines():
-        if line.startswith("GPU "):
-            found.append(())
-        elif found and (named := re.match(r"\s+MIG (\S+)\s+Device", line)):
-            found[-1] = (*found[-1], named[1])
-    return found
-
-
 def gpu_check(listing: Listing, torch: Torch | None, *, needed: bool) -> Check:
     """Which GPUs there are, and whether the engine can use them. `needed`: it runs on one."""
     devices = torch.devices if torch else ()
@@ -206,7 +135,11 @@ def _described(gpu: Gpu) -> str:
     parts += [f"{gpu.memory_mib / 1024:.1f} GiB"] if gpu.memory_mib else []
     parts += [_capability(gpu.capability)] if gpu.capability else []
     parts += [f"driver {gpu.driver}"]
-    parts += [f"MIG: {', '.join(gpu.slices) or 'no slice'}"] if gpu.mig or gpu.slices else []
+    parts += (
+        [f"MIG: {', '.join(one.profile for one in gpu.slices) or 'no slice'}"]
+        if gpu.mig or gpu.slices
+        else []
+    )
     return ", ".join(parts)
 
 
@@ -224,7 +157,7 @@ def mps_check(environment: Mapping[str, str], *, gpu: bool, shared: bool) -> Che
     if not os.access(f"{directory}/control", os.F_OK):
         found = f"not running: no {directory}/control was found"
     else:
-        answer = _ask([MPS_CONTROL], environment, "get_server_list\n")
+        answer = ask([MPS_CONTROL], environment, "get_server_list\n")
         # The process ids of its servers: none before the first CUDA program.
         servers = answer.text.split()
         if not answer.failure and all(server.isdecimal() for server in servers):
@@ -232,7 +165,7 @@ def mps_check(environment: Mapping[str, str], *, gpu: bool, shared: bool) -> Che
                 f"runs in {directory}, process ids of servers: {', '.join(servers) or 'none yet'}"
             )
             return Check("mps", Status.OK, running)
-        if answer.failure == _ABSENT:
+        if answer.failure == ABSENT:
             found = f"unknown: {directory}/control is there, but {MPS_CONTROL} {answer.failure}"
             advice = "see to it that it runs"
         else:
@@ -241,34 +174,3 @@ def mps_check(environment: Mapping[str, str], *, gpu: bool, shared: bool) -> Che
         return Check("mps", Status.OK, found)
     reason = "engine and codec are two processes on one GPU, whose kernels take turns without MPS"
     return Check("mps", Status.WARNING, found, f"{reason}: {advice}")
-
-
-class _Answer(NamedTuple):
-    text: str = ""
-    failure: str = ""
-
-
-_ABSENT: Final = "is not installed"
-
-
-def _ask(command: list[str], environment: Mapping[str, str], text: str = "") -> _Answer:
-    """What a program prints. Its own words for a failure are not passed on."""
-    program = shutil.which(command[0], path=environment.get("PATH", os.defpath))
-    if program is None:
-        return _Answer(failure=_ABSENT)
-    try:
-        done = subprocess.run(
-            [program, *command[1:]],
-            input=text.encode(),
-            capture_output=True,
-            timeout=ANSWER_SECONDS,
-            check=False,
-            env=dict(environment),
-        )
-    except subprocess.TimeoutExpired:
-        return _Answer(failure="does not answer")
-    except OSError as error:
-        return _Answer(failure=f"cannot be run ({error.strerror})")
-    if done.returncode != 0:
-        return _Answer(failure=f"fails with exit code {done.returncode}")
-    return _Answer(done.stdout.decode(errors="replace"))

@@ -44,14 +44,14 @@ def event_loop() -> Check:
     return Check("event_loop", Status.OK, f"{uvloop.__name__} {metadata.version('uvloop')}")
 
 
-def open_files(capacity: int | None) -> Check:
-    """Whether the limit on open files leaves room for a socket for each of the engine's slots."""
+def open_files(sockets: int | None) -> Check:
+    """Whether the limit on open files leaves room for all sockets that are admitted."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
-    if capacity is None:
+    if sockets is None:
         return Check("open_files", Status.OK, f"at most {shown}; the engine's capacity is unknown")
-    found = f"at most {shown}, for {capacity} sockets"
-    needed = capacity + FILES_BESIDE_SOCKETS
+    found = f"at most {shown}, for {sockets} sockets"
+    needed = sockets + FILES_BESIDE_SOCKETS
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return Check("open_files", Status.OK, found)
     return Check(

@@ -5,17 +5,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from orpheus_ws.capacity import DEVICES, settle
 from orpheus_ws.codec import find_decoder
 from orpheus_ws.config import Config, EngineConfig, read_options
 from orpheus_ws.doctor.check import Check, Status
-from orpheus_ws.engine import find_engine, known_capacity
+from orpheus_ws.engine import find_engine
 from orpheus_ws.errors import StartupError
-from orpheus_ws.server import codec_slots
-
-DEVICES: Final = {"pocket": "cpu", "simulated": "cpu", "trtllm": "cuda"}
-"""Where those of our parts run that have no option for it."""
+from orpheus_ws.server.parts import check_slots, codec_slots
 
 
 class Part(NamedTuple):
@@ -26,8 +24,8 @@ class Part(NamedTuple):
     capacity: int | None
 
 
-def engine(config: EngineConfig) -> Part:
-    """The engine. `capacity` is what is configured, or else the module's own default."""
+def engine(config: EngineConfig, environment: Mapping[str, str]) -> Part:
+    """The engine. `environment` says where CUDA's programs are and which devices they see."""
     device = _device(config.name, config.options, None)
     try:
         module = _import(lambda: find_engine(config), "engine", config.name)
@@ -35,12 +33,12 @@ def engine(config: EngineConfig) -> Part:
         device = _device(config.name, config.options, options)
         _try_device(device, options, "engine")
         # An engine that has files may look at them without loading them.
-        capacity = known_capacity(config)
+        capacity, source = settle(config, environment)
         advice = getattr(module, "examine", lambda _options, _capacity: None)(options, capacity)
     except StartupError as error:
         check = Check("engine", Status.PROBLEM, _named(config.name, device), str(error))
         return Part(check, device, config.capacity)
-    streams = "" if capacity is None else f", {capacity} streams"
+    streams = "" if capacity is None else f", {capacity} streams ({source})"
     status = Status.WARNING if advice else Status.OK
     check = Check("engine", status, _named(config.name, device) + streams, advice or "")
     return Part(check, device, capacity)
@@ -59,7 +57,7 @@ def codec(config: Config, capacity: int | None) -> Part:
         if own.name != "simulated":
             _check_weights(own.weights)
         if capacity is not None:
-            _check_slots(slots, codec_slots(capacity))
+            check_slots(slots, capacity)
     except StartupError as error:
         check = Check("codec", Status.PROBLEM, _named(own.name, device), str(error))
         return Part(check, device, slots)
@@ -105,14 +103,6 @@ def _check_weights(weights: str) -> None:
         raise StartupError(
             f"no config.json can be read in {weights!r}: set codec.weights to 'pocket' or to a "
             "directory with a SNAC checkpoint"
-        )
-
-
-def _check_slots(slots: int, needed: int) -> None:
-    if slots < needed:
-        raise StartupError(
-            f"the codec has {slots} slots but the engine needs {needed}: raise codec.slots or lower "
-            "engine.capacity"
         )
 
 

@@ -4,10 +4,10 @@ Rule: an engine knows text, ids and slots; it knows no frames, no audio and no s
 by name: `engine = "pocket"` imports `orpheus_ws.engine.pocket` and awaits its `open_engine(config)`;
 a name with a dot is a module of somebody else's. A module whose `Options` can be wrong in ways that
 show before anything is opened may have `examine(options, capacity)`, which raises `StartupError` and
-may return advice; `orpheus-ws doctor` calls it. Every engine passes `tests/conformance`.
+may return advice; `orpheus-ws doctor` calls it. `DEFAULT_CAPACITY` is how many slots it has unless told
+otherwise; None: that must be told (see `capacity`). Every engine passes `tests/conformance`.
 """
 
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -111,17 +111,6 @@ def find_engine(config: EngineConfig) -> Opener:
     """
     opener: Opener = load_part("orpheus_ws.engine", config.name, "open_engine", extra=config.name)
     return opener
-
-
-def known_capacity(config: EngineConfig) -> int | None:
-    """Slots that the engine will have, as far as can be told before it is opened.
-
-    What is configured, or else the `DEFAULT_CAPACITY` of the engine's module, if it says so.
-    """
-    default: int | None = getattr(
-        sys.modules[find_engine(config).__module__], "DEFAULT_CAPACITY", None
-    )
-    return config.capacity or default
 
 
 async def open_engine(config: EngineConfig) -> Engine:

@@ -292,6 +292,10 @@ class TrtllmEngine:
             raise EngineFailed(self._stopped)
 
 
+DEFAULT_CAPACITY = None
+"""It depends on the GPU, so it has to be measured."""
+
+
 async def open_engine(config: EngineConfig) -> TrtllmEngine:
     """Load the checkpoint, prove the sampler and check the KV cache, which takes minutes.
 

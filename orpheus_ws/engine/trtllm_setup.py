@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`engine.capacity` must be set: it is the largest batch, and the KV cache is sized for it. What the
+    """The capacity must be measured, or given as `engine.uncalibrated`: it is the largest batch, and the KV cache is sized for it. What the
     model's manifest says may be left out here, and may not be contradicted."""
 
     model: str | None = None

@@ -15,7 +15,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final, NamedTuple
 
-import msgspec
 import prometheus_client
 from prometheus_client import CollectorRegistry
 from websockets.asyncio.server import Server as Listener
@@ -24,30 +23,25 @@ from websockets.frames import CloseCode
 
 from orpheus_ws import messages as m
 from orpheus_ws import pcm
-from orpheus_ws.codec import open_decoder
-from orpheus_ws.codec.loop import CodecLoop
-from orpheus_ws.codec.policy import policy
+from orpheus_ws.capacity import Capacity
 from orpheus_ws.config import Config, ServerConfig
 from orpheus_ws.context import Moved
-from orpheus_ws.engine import Engine, find_engine, known_capacity
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError, StartupError
 from orpheus_ws.metrics import Metrics, clock
 from orpheus_ws.server import auth
-from orpheus_ws.server.admission import Admission, abandoned_after
+from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
 from orpheus_ws.server.connection import CLOSE_SECONDS, Connection
 from orpheus_ws.server.handshake import SPEECH_PATH, AdmittedConnection, Handshake, tune
 from orpheus_ws.server.health import PROBE_SECONDS, Health
 from orpheus_ws.server.outbox import Outbox
+from orpheus_ws.server.parts import Parts, open_parts
+from orpheus_ws.server.turns import Turns
 from orpheus_ws.session import Session
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.wire import wires
 
 DEFAULT_SUBPROTOCOL = "tts.v1.json"
 """Spoken when the client offers none."""
-
-DEFAULT_CODEC_SLOTS = 64
-PROBE_SLOTS = 1
-"""The codec has one stream more than the engine, for the readiness probe."""
 
 HARD_SIZE_FACTOR = 4
 """Up to this many times `message_bytes` a message is read and answered with a typed error; beyond
@@ -78,12 +72,15 @@ class Address(NamedTuple):
 class Server:
     """A running server. Get one from `running`."""
 
-    def __init__(self, config: Config, engine: Engine, codec: CodecLoop, metrics: Metrics) -> None:
+    def __init__(self, config: Config, parts: Parts, metrics: Metrics) -> None:
         self.config = config
-        self.engine = engine
-        self.codec = codec
+        self.engine, self.codec, self.capacity = engine, codec, _ = parts
         self.metrics = metrics
-        self.admission = Admission(engine.capacity, abandoned_after(config.server.ping_seconds))
+        self.turns = Turns(engine.capacity)
+        self.admission = Admission(
+            sockets_for(engine.capacity, config.server.oversubscription),
+            abandoned_after(config.server.ping_seconds),
+        )
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
@@ -93,8 +90,10 @@ class Server:
         self._empty = asyncio.Event()
         self._empty.set()
         self._dead = asyncio.Event()
-        metrics.capacity.set(engine.capacity)
+        metrics.set_capacity(engine.capacity, self.capacity.source)
         metrics.sockets.set_function(lambda: self.admission.active)
+        metrics.sockets_admitted.set(self.admission.capacity)
+        metrics.watch_turns(lambda: self.turns.taken, lambda: self.turns.waiting)
         metrics.watch_engine(engine.statistics)
         metrics.watch_codec(
             lambda: codec.statistics().streams, lambda: codec.statistics().busy_seconds
@@ -109,6 +108,7 @@ class Server:
             self.wires[socket.subprotocol or DEFAULT_SUBPROTOCOL],
             open_session=self._open_session,
             synthesis=self.synthesis,
+            turns=self.turns,
             health=self.health,
             metrics=self.metrics,
             server=self.config.server,
@@ -228,8 +228,8 @@ async def running(config: Config) -> AsyncIterator[Server]:
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     metrics = Metrics(CollectorRegistry())
     async with contextlib.AsyncExitStack() as stack:
-        engine, codec = await _open_parts(config, metrics, stack)
-        server = Server(config, engine, codec, metrics)
+        parts = await open_parts(config, metrics, stack)
+        server = Server(config, parts, metrics)
         await stack.enter_async_context(_watched(server))
         if not await server.health.probe():
             raise StartupError(
@@ -252,34 +252,6 @@ async def _watched(server: Server) -> AsyncIterator[None]:
         await asyncio.wait([watching])
         if not watching.cancelled():
             watching.result()
-
-
-def codec_slots(capacity: int | None) -> int:
-    """Streams that the codec holds for an engine of this capacity; None: it is not known yet."""
-    return (capacity or DEFAULT_CODEC_SLOTS) + PROBE_SLOTS
-
-
-async def _open_parts(
-    config: Config, metrics: Metrics, stack: contextlib.AsyncExitStack
-) -> tuple[Engine, CodecLoop]:
-    """Open codec and engine, in this order; `stack` closes them in reverse."""
-    slots = config.codec.slots or codec_slots(known_capacity(config.engine))
-    open_engine = find_engine(config.engine)
-    codec_config = msgspec.structs.replace(config.codec, slots=slots)
-    codec = await CodecLoop.start(
-        lambda: open_decoder(codec_config),
-        policy=policy(config.codec.batching, config.codec.max_batch),
-        stepped=metrics.codec_stepped,
-    )
-    stack.push_async_callback(codec.close)
-    engine = await open_engine(config.engine)
-    stack.push_async_callback(engine.close)
-    if slots < engine.capacity + PROBE_SLOTS:
-        raise StartupError(
-            f"the codec has {slots} slots but the engine needs {engine.capacity + PROBE_SLOTS}: "
-            "raise codec.slots or lower engine.capacity"
-        )
-    return engine, codec
 
 
 def _serve_metrics(config: ServerConfig, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int:
@@ -306,6 +278,7 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
         access=server.config.auth,
         admission=server.admission,
         health=server.health,
+        capacity=Capacity(server.engine.capacity, server.capacity.source),
         metrics=server.metrics,
         wires=server.wires,
     )

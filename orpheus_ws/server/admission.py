@@ -1,11 +1,13 @@
 """How many sockets there are, and whether another may come.
 
 Rule: a socket holds a slot from the handshake until its TCP connection is gone, whatever happens in
-between; there are as many slots as the engine has. The one exception is eviction: on a full server a
+between; there are as many slots as the engine has, or `server.oversubscription` times as many. Who
+of those that hold one may speak is `turns`' affair. The one exception is eviction: on a full server a
 newcomer takes, in the same instant, the slot of the socket that has been abandoned for longest.
 Draining admits nobody.
 """
 
+import math
 from typing import Final, Protocol
 
 ABANDONED_SECONDS: Final = 60.0
@@ -29,6 +31,12 @@ class Holder(Protocol):
 def abandoned_after(ping_seconds: float) -> float:
     """Seconds of silence after which a socket that is not in use may be evicted."""
     return max(ABANDONED_SECONDS, ABANDONED_PINGS * ping_seconds)
+
+
+def sockets_for(streams: int, oversubscription: float) -> int:
+    """Sockets admitted to an engine that speaks so many streams at once."""
+    # A product such as 100 * 1.15 is a little less than it should be.
+    return math.floor(round(streams * oversubscription, 6))
 
 
 class Admission:

@@ -18,16 +18,23 @@ from websockets.exceptions import ConnectionClosed
 from websockets.protocol import OPEN
 
 from orpheus_ws import messages as m
-from orpheus_ws.audio import Player
 from orpheus_ws.config import LimitsConfig, ServerConfig
 from orpheus_ws.context import TERMINAL, Context, Moved, State
-from orpheus_ws.errors import BadMessage, Internal, MessageTooBig, OrpheusError, SlowConsumer
+from orpheus_ws.errors import (
+    BadMessage,
+    Internal,
+    MessageTooBig,
+    OrpheusError,
+    Overloaded,
+    SlowConsumer,
+)
 from orpheus_ws.metrics import Metrics, Moment, clock
 from orpheus_ws.pcm import Chunk
 from orpheus_ws.server.health import Health
 from orpheus_ws.server.outbox import Outbox
-from orpheus_ws.server.voice import Voice
-from orpheus_ws.session import Goodbye, Say, Session, Speak, Wait
+from orpheus_ws.server.turns import Turn, Turns
+from orpheus_ws.server.voice import Voice, player_for
+from orpheus_ws.session import AwaitTurn, Goodbye, Say, Session, Speak, Wait
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.wire import Wire
 
@@ -47,6 +54,7 @@ class Connection:
         *,
         open_session: Callable[[Moved], Session],
         synthesis: Synthesis,
+        turns: Turns,
         health: Health,
         metrics: Metrics,
         server: ServerConfig,
@@ -64,6 +72,7 @@ class Connection:
         self._limits = limits
         self._outbox = outbox
         self._news = asyncio.Event()
+        self._turn = Turn(turns, server.max_queue_ms / 1000, self._news.set)
         self._voice: Voice | None = None
         self._scope: asyncio.Timeout | None = None
         self._cancelled_at: float | None = None
@@ -163,25 +172,38 @@ class Connection:
     # Speaking ------------------------------------------------------------------------------------
 
     async def _speak(self) -> None:
-        while True:
-            match self._session.next(clock()):
-                case Speak(context, text, replies):
-                    await self._send_all(replies)
-                    if context.live:
-                        await self._utter(context, text)
-                case Say(replies):
-                    await self._send_all(replies)
-                case Wait(until):
-                    if not await self._wait(until):
-                        return
-                case Goodbye():
-                    await self._close(*self._farewell)
-                    return
+        try:
+            while await self._act():
+                pass
+        finally:
+            self._turn.give_up()
+
+    async def _act(self) -> bool:
+        """Do what is next; false when that was to close the socket."""
+        action = self._session.next(clock(), self._turn.is_for)
+        if self._turn.context is not None and not self._turn.context.live:
+            self._turn.give_up()
+        match action:
+            case Speak(context, text, replies):
+                await self._send_all(replies)
+                if context.live:
+                    await self._utter(context, text)
+            case AwaitTurn(context):
+                await self._await_turn(context)
+            case Say(replies):
+                await self._send_all(replies)
+            case Wait(until):
+                return await self._wait(self._rest(until))
+            case Goodbye():
+                await self._close(*self._farewell)
+                return False
+        return True
 
     async def _utter(self, context: Context, text: str) -> None:
         """Speak a segment, unless it is interrupted, and say how that went."""
         if self._voice is None or self._voice.context is not context:
-            self._voice = Voice(context, self._player_for_next(), self._server.group_lead_ms / 1000)
+            player = player_for(context, self._voice)
+            self._voice = Voice(context, player, self._server.group_lead_ms / 1000)
         failure: OrpheusError | None = None
         try:
             async with asyncio.timeout(None) as self._scope:
@@ -205,12 +227,33 @@ class Connection:
         if failure is not None and context.live:
             await self._send(self._session.fail(context, failure))
 
-    def _player_for_next(self) -> Player:
-        """The listener's player, while it still plays the context before; or else a fresh one."""
-        last = self._voice
-        if last is None or last.context.state is not State.DONE:
-            return Player()
-        return last.player if last.player.in_hand(clock()) > 0 else Player()
+    async def _await_turn(self, context: Context) -> None:
+        """Wait for a slot or for news; refuse a context that has waited for too long."""
+        now = clock()
+        if self._turn.context is not context:
+            self._turn.ask(context, now, player_for(context, self._voice).in_hand(now))
+        if self._turn.has_slot:
+            return
+        if self._turn.until > now:
+            await self._wait(self._turn.until)
+            return
+        self._metrics.turns_missed.inc()
+        busy = Overloaded(
+            "every stream was in use for too long; try again shortly",
+            retry_after_ms=self._server.retry_after_seconds * 1000,
+        )
+        await self._send(self._session.fail(context, busy))
+
+    def _rest(self, until: float | None) -> float | None:
+        """There is nothing to say until this time: others may, once everything has been heard."""
+        if self._turn.context is None or self._server.oversubscription == 1.0:
+            return until
+        now = clock()
+        heard_at = now + player_for(self._turn.context, self._voice).in_hand(now)
+        if heard_at <= now:
+            self._turn.give_up()
+            return until
+        return heard_at if until is None else min(until, heard_at)
 
     async def _segment(self, voice: Voice, text: str) -> None:
         context, trace = voice.context, voice.context.trace
@@ -345,6 +388,7 @@ class Connection:
         if new in TERMINAL:
             trace = context.trace
             self._active_at = clock()
+            self._turn.ended(context)
             trace.outcome = "disconnected" if self._gone else new.name.lower()
             if (
                 new is State.CANCELLED

@@ -18,6 +18,7 @@ from websockets.exceptions import NegotiationError
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
+from orpheus_ws.capacity import Capacity
 from orpheus_ws.config import AuthConfig, ServerConfig
 from orpheus_ws.metrics import Metrics, clock
 from orpheus_ws.server import auth
@@ -97,6 +98,7 @@ class Handshake:
         access: AuthConfig,
         admission: Admission,
         health: Health,
+        capacity: Capacity,
         metrics: Metrics,
         wires: dict[str, Wire],
     ) -> None:
@@ -104,6 +106,7 @@ class Handshake:
         self._access = access
         self._admission = admission
         self._health = health
+        self._capacity = capacity
         self._metrics = metrics
         self._wires = wires
 
@@ -116,7 +119,7 @@ class Handshake:
             ready = await self._health.ready()
             return _json(connection, 200 if ready else 503, {"ready": ready})
         if path == "/capacity":
-            return _json(connection, 200, self._capacity())
+            return _json(connection, 200, self._room())
         if path != SPEECH_PATH:
             return self._refuse(connection, 404, "path", f"there is {SPEECH_PATH} here")
         if not auth.allows_origin(self._access, request.headers):
@@ -183,12 +186,14 @@ class Handshake:
                 refusal.headers[name] = response.headers[name]
         return refusal
 
-    def _capacity(self) -> dict[str, object]:
+    def _room(self) -> dict[str, object]:
         admission = self._admission
         return {
             "max": admission.capacity,
             "active": admission.active,
             "draining": admission.draining,
+            "streams": self._capacity.streams,
+            "source": self._capacity.source,
         }
 
     def _refuse(

@@ -7,7 +7,7 @@ memory. It sends nothing and waits for nothing.
 from typing import Final
 
 from orpheus_ws.audio import MOST_FRAMES, Player, Portion, Shaper, portion
-from orpheus_ws.context import Context
+from orpheus_ws.context import Context, State
 from orpheus_ws.engine import Prompt
 from orpheus_ws.metrics import clock
 from orpheus_ws.pcm import Output
@@ -68,3 +68,11 @@ class Voice:
         generated = context.trace.frames * SAMPLES_PER_FRAME - self.shaper.trimmed
         sent = context.delivered / context.settings.sample_rate
         return max(0.0, generated / SAMPLE_RATE - sent) + self.player.in_hand(clock())
+
+
+def player_for(context: Context, last: Voice | None) -> Player:
+    """The listener's player of `context`; the one of the `last` context while it still plays that."""
+    if last is None or last.context is context:
+        return Player() if last is None else last.player
+    playing = last.context.state is State.DONE and last.player.in_hand(clock()) > 0
+    return last.player if playing else Player()

@@ -40,7 +40,7 @@ pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 2**29,) * 2)
 """
 QUIET: Final = settings(
-    "server.port=0", "server.metrics_port=0", "codec.name=simulated", "engine.capacity=2"
+    "server.port=0", "server.metrics_port=0", "codec.name=simulated", "engine.uncalibrated=2"
 )
 
 
@@ -160,8 +160,8 @@ def test_a_manifest_for_another_tensorrt_llm(
 @pytest.mark.parametrize(
     ("engine", "option", "advice"),
     [
-        ("torch", "engine.capacity=5", "a batch of 4: lower engine.capacity to that"),
-        ("trtllm", "engine.capacity=5", "a batch of 4: lower engine.capacity to that"),
+        ("torch", "engine.uncalibrated=5", "a batch of 4: lower engine.capacity to that"),
+        ("trtllm", "engine.uncalibrated=5", "a batch of 4: lower engine.capacity to that"),
         ("torch", "engine.options.context=500", "context is 500 and the model's manifest says 400"),
         (
             "trtllm",
@@ -212,13 +212,13 @@ def test_no_gpu(commands: WarmCommands, tiny_checkpoint: Path) -> None:
 
 def test_too_little_memory(commands: WarmCommands, tiny_checkpoint: Path) -> None:
     """Memory that is too little for the slots says what to lower, before anything is announced."""
-    slots = ("engine.capacity=64", "engine.options.context=131072")
+    slots = ("engine.uncalibrated=64", "engine.options.context=131072")
     assert_refused(
         serve(commands, "torch", tiny_checkpoint, *slots, prelude=LITTLE_MEMORY),
         "lower engine.capacity",
     )
     assert_refused(
-        serve(commands, "trtllm", tiny_checkpoint, "engine.capacity=4000000"),
+        serve(commands, "trtllm", tiny_checkpoint, "engine.uncalibrated=4000000"),
         "raise engine.options.max_num_tokens",
     )
     assert_refused(
@@ -226,7 +226,7 @@ def test_too_little_memory(commands: WarmCommands, tiny_checkpoint: Path) -> Non
             commands,
             "trtllm",
             tiny_checkpoint,
-            "engine.capacity=400000",
+            "engine.uncalibrated=400000",
             "engine.options.max_num_tokens=500000",
         ),
         "too little GPU memory",

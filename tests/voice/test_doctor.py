@@ -15,7 +15,7 @@ def test_the_embedded_voice() -> None:
     """With the extra `pocket` installed, the default configuration has no problem."""
     examined = doctor(*FREE_PORTS, prelude="")
     assert examined.code == 0, examined.printed
-    assert examined.checks["engine"]["found"] == "pocket, on cpu, 8 streams"
+    assert examined.checks["engine"]["found"] == "pocket, on cpu, 8 streams (default)"
     assert examined.checks["codec"]["found"] == "streaming, on cpu, 9 slots"
     assert "hibari-tts" in examined.checks["extra_pocket"]["found"]
     assert examined.checks["extra_pocket"]["advice"] == ""
@@ -54,10 +54,10 @@ def test_what_is_missing_for_the_embedded_voice() -> None:
 def test_the_torch_engine(tiny_checkpoint: Path) -> None:
     """With a checkpoint it has no problem; without one, or with half of one, it has."""
     for model, status, says in (
-        (str(tiny_checkpoint), "ok", "torch, on cpu, 8 streams"),
+        (str(tiny_checkpoint), "ok", "torch, on cpu, 8 streams (default)"),
         ("", "problem", "engine.options.model"),
         (str(tiny_checkpoint.parent), "problem", "config.json"),
     ):
-        check = parts.engine(EngineConfig(name="torch", options={"model": model})).check
+        check = parts.engine(EngineConfig(name="torch", options={"model": model}), {}).check
         assert check.status == status
         assert says in check.found + check.advice

@@ -256,7 +256,7 @@ async def test_voices_are_those_of_the_options(opened: Open) -> None:
 async def test_a_server_with_it(behaviour: Any, tmp_path: Path) -> None:
     """Over a real socket it speaks whole frames, and a cancel aborts the request in mid-speech."""
     model = fake_trtllm.write_checkpoint(tmp_path)
-    mine = ("engine.name=trtllm", f"engine.options.model={model}", "engine.capacity=3")
+    mine = ("engine.name=trtllm", f"engine.options.model={model}", "engine.uncalibrated=3")
     async with server(*mine) as started, peer(started.address.url) as client:
         await client.send(m.Config(segment=m.Segmentation(mode="flush")))
         await client.say("a", LONG_TEXT)

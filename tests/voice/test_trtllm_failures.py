@@ -241,7 +241,7 @@ async def test_a_cancellation_that_is_lost(
 async def test_a_server_whose_engine_dies(behaviour: Any, tmp_path: Path) -> None:
     """Everybody who listens is told, and the server knows that it is dead."""
     model = fake_trtllm.write_checkpoint(tmp_path)
-    mine = ("engine.name=trtllm", f"engine.options.model={model}", "engine.capacity=3")
+    mine = ("engine.name=trtllm", f"engine.options.model={model}", "engine.uncalibrated=3")
     async with server(*mine) as started, peer(started.address.url) as client:
         behaviour.dies_after_steps = 150
         await client.say("a", LONG_TEXT)

@@ -246,12 +246,14 @@ def test_the_first_repetition(ids: list[int]) -> None:
 def test_the_doctor_looks_without_loading(model: Path) -> None:
     """`doctor` tells of a missing package or checkpoint what `serve` would stop at."""
     free = settings("server.port=0", "server.metrics_port=0")
-    chosen = settings("engine.name=trtllm", f"engine.options.model={model}", "engine.capacity=8")
+    chosen = settings(
+        "engine.name=trtllm", f"engine.options.model={model}", "engine.uncalibrated=8"
+    )
     examined = doctor(*free, *chosen, prelude="")
     assert "pip install 'orpheus-ws[trtllm]'" in examined.checks["engine"]["advice"]
     fake = {"PYTHONPATH": str(fake_trtllm.FOLDER)}
     examined = doctor(*free, *chosen, prelude="", environment=fake)
-    assert examined.checks["engine"]["found"] == "trtllm, on cuda, 8 streams"
+    assert examined.checks["engine"]["found"] == "trtllm, on cuda, 8 streams (uncalibrated)"
     assert examined.checks["engine"]["status"] == "warning"
     assert "python -m engine_build manifest" in examined.checks["engine"]["advice"]
     wrong = settings("engine.options.model=nowhere")
