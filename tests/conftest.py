@@ -5,6 +5,7 @@ Rule: no blocking call on an event loop, in any test; no configuration from the 
 
 import asyncio
 import os
+import socket
 import socketserver
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,14 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith((ENVIRONMENT_PREFIX, "ORPHEUS_API_KEY")):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port on 127.0.0.1 that nobody listens on, and that nobody can take meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

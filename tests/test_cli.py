@@ -217,15 +217,21 @@ def test_tokens_that_cannot_be() -> None:
         (("serve", *SIMULATED, "--host", "0.0.0.0"), "auth.keys"),
         (("serve", *SIMULATED, "--port", "many"), "server.port"),
         (("serve", "--config", "/nonexistent.toml"), "/nonexistent.toml"),
-        (("say", "--url", "ws://127.0.0.1:1", "-o", "x.wav", "Hello."), "is the server running?"),
+        (
+            ("say", "--url", "ws://127.0.0.1:{closed}", "-o", "x.wav", "Hello."),
+            "is the server running?",
+        ),
         (("say", "--url", "http://127.0.0.1:1", "Hello."), "must be like ws://"),
         (("say", "--url", "ws://127.0.0.1:port", "Hello."), "must be like ws://"),
     ],
 )
-def test_mistakes(arguments: tuple[str, ...], advice: str, tmp_path: Path) -> None:
+def test_mistakes(
+    arguments: tuple[str, ...], advice: str, tmp_path: Path, closed_port: int
+) -> None:
     """What cannot work is one line that says what to change, and exit code 1."""
+    given = [argument.replace("{closed}", str(closed_port)) for argument in arguments]
     finished = subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+        command(*given), capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
     )
     assert finished.returncode == 1
     assert finished.stdout == ""

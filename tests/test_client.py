@@ -322,10 +322,10 @@ async def test_refused_by_something_else(body: str) -> None:
     assert str(refused.value).endswith("in use or the server is going away")
 
 
-async def test_unreachable() -> None:
+async def test_unreachable(closed_port: int) -> None:
     """No server, a wrong address and a server of something else are ClientError with advice."""
-    with pytest.raises(ClientError, match=r"nothing listens at 127\.0\.0\.1:1"):
-        async with connect("ws://127.0.0.1:1/v1/tts", patience=0):
+    with pytest.raises(ClientError, match=rf"nothing listens at 127\.0\.0\.1:{closed_port}"):
+        async with connect(f"ws://127.0.0.1:{closed_port}/v1/tts", patience=0):
             pass
     with pytest.raises(ClientError, match="must be like ws://"):
         async with connect("http://127.0.0.1:1"):

@@ -175,11 +175,11 @@ def test_usage(wrong: tuple[str, ...], says: str) -> None:
     assert says in refused.stderr
 
 
-def test_no_server() -> None:
+def test_no_server(closed_port: int) -> None:
     """Where nothing listens, one line says so."""
-    failed = run_command("load", URL, "--streams", "1")
+    failed = run_command("load", f"ws://127.0.0.1:{closed_port}/v1/tts", "--streams", "1")
     assert failed.returncode == 1
-    assert "nothing listens at 127.0.0.1:1" in failed.stderr
+    assert f"nothing listens at 127.0.0.1:{closed_port}" in failed.stderr
     assert "Traceback" not in failed.stderr
 
 

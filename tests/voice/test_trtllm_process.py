@@ -54,7 +54,7 @@ class Serving(NamedTuple):
 def serving(folder: Path, prelude: str) -> Iterator[Serving]:
     """`serve` over the stand-in, with this done before. Killed at the end, if it still runs."""
     model = str(fake_trtllm.write_checkpoint(folder / "model"))
-    chosen = ("--engine", "trtllm", "--model", model, "--capacity", "3", *FREE_PORTS)
+    chosen = ("--engine", "trtllm", "--model", model, "--uncalibrated", "3", *FREE_PORTS)
     simulated = ("--set", "codec.name=simulated")
     with subprocess.Popen(
         command("serve", *chosen, *simulated, prelude=PRELUDE + prelude),
@@ -123,7 +123,7 @@ behaviour.stuck = __import__("threading").Event()
 """
     done = subprocess.run(
         command(
-            *("serve", "--engine", "trtllm", "--model", model, "--capacity", "3"),
+            *("serve", "--engine", "trtllm", "--model", model, "--uncalibrated", "3"),
             *("--set", "codec.name=simulated", *FREE_PORTS),
             prelude=prelude,
         ),
