@@ -30,7 +30,7 @@ test-slow: $(VENV)/.dev
 
 # TensorRT-LLM's image has numpy 1 and a torch of its own, so the base must not need either.
 test-numpy1: $(VENV_NUMPY1)/.check
-	$(VENV_NUMPY1)/bin/python $(PYTEST) -m "not slow" --ignore $(VOICE_TESTS)
+	$(VENV_NUMPY1)/bin/python $(PYTEST) -m "not slow" --ignore $(VOICE_TESTS) --ignore tests/slow
 
 # Whether the codec is exact on this machine's GPU, and how fast; docs/codec.md says what is in the file.
 # Without a GPU it runs on the CPU and says so.
@@ -43,6 +43,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/hadolint deploy/container/Dockerfile deploy/container/Dockerfile.cpu
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
