@@ -20,8 +20,11 @@ REPLICAS = ("replica1", "replica2", "gpu")
 
 
 def environment(service: dict[str, Any]) -> dict[str, str]:
-    """What a container gets, from the example of a file where it reads one."""
+    """What a container gets: of its image, and of the example of a file where it reads one."""
     found: dict[str, str] = {}
+    if build := service.get("build"):
+        file = FOLDER / build["context"] / build["dockerfile"]
+        found |= dict(re.findall(r"(ORPHEUS_WS_\w+)=(\S+)", file.read_text(encoding="utf-8")))
     for name in service.get("env_file", ()):
         lines = (FOLDER / f"{name}.example").read_text(encoding="utf-8").splitlines()
         found |= dict(line.split("=", 1) for line in lines if not line.startswith("#"))
