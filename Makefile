@@ -49,9 +49,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The pages that are made of the code.
+# The pages and the dashboard that are made by programs.
 docs: $(VENV)/.dev
 	$(BIN)/python -m docs.generate
+	$(BIN)/python -m deploy.grafana.dashboard
 
 clean:
 	rm -rf $(VENV) $(VENV_NUMPY1) hello.wav gpu-check.json .mypy_cache .ruff_cache .hypothesis .import_linter_cache

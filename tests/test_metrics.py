@@ -41,6 +41,9 @@ TYPES = {
     "orpheus_sockets": "gauge",
     "orpheus_live_contexts": "gauge",
     "orpheus_capacity": "gauge",
+    "orpheus_alive": "gauge",
+    "orpheus_draining_seconds": "gauge",
+    "orpheus_drain_limit_seconds": "gauge",
     "orpheus_contexts_waiting_over_1s": "gauge",
     "orpheus_segments_stalled_over_1s": "gauge",
     "orpheus_codec_streams": "gauge",
@@ -55,6 +58,7 @@ TYPES = {
 LABELS = {
     **{name: {"surface"} for name in LATENCIES},
     "orpheus_live_contexts": {"state"},
+    "orpheus_alive": {"part"},
     "orpheus_handshakes_refused_total": {"reason"},
     "orpheus_socket_closes_total": {"code"},
     "orpheus_contexts_total": {"outcome"},
@@ -109,6 +113,7 @@ class Stage:
         self.metrics.observe(spoken(), Moment.TERMINAL)
         self.metrics.watch_engine(Statistics)
         self.metrics.watch_codec(lambda: 0.0, lambda: 0.0)
+        self.metrics.watch_parts(engine=lambda: True)
 
     def exposition(self) -> list[Metric]:
         """What a scrape gets, as Prometheus reads it."""
