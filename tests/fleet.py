@@ -85,11 +85,16 @@ class Replica:
         assert self._process.stdout is not None
         assert await self._process.stdout.readline()
 
-    async def end(self, number: int) -> int:
-        """Send the process a signal and return how it ended."""
+    def tell(self, number: int) -> None:
+        """Send the process a signal."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
+
+    async def end(self, number: int) -> int:
+        """Send the process a signal and return how it ended."""
+        assert self._process is not None
+        self.tell(number)
         ending = await self._process.wait()
         self._process = None
         return ending

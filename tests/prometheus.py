@@ -12,7 +12,7 @@ import socket
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,11 +44,12 @@ class Prometheus:
         self._folder = folder
         self._port = port
 
-    def scrape(self, targets: dict[str, int]) -> None:
+    def scrape(self, targets: Mapping[str, int | Sequence[int]]) -> None:
         """Scrape each port of this machine under its job's name, and nothing else."""
         groups = [
             {"targets": [f"127.0.0.1:{port}"], "labels": {"job": job}}
-            for job, port in targets.items()
+            for job, ports in targets.items()
+            for port in ([ports] if isinstance(ports, int) else ports)
         ]
         # Moved into place, so that it is never read half written.
         (self._folder / "new").write_text(json.dumps(groups))

@@ -9,6 +9,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from orpheus_ws import config
 from orpheus_ws.engine.trtllm_process import SHUTDOWN_SECONDS
@@ -125,21 +126,14 @@ def test_autoscaling(overlay: str) -> None:
         (rule,) = yaml.safe_load(read("kubernetes", "components", "hpa", "adapter-rules.yaml"))
         assert spec["metrics"][0]["pods"]["metric"]["name"] == rule["name"]["as"]
         query, behavior = rule["metricsQuery"], spec["behavior"]
+        known = {metric.name for metric in Metrics(CollectorRegistry()).registry.collect()}
+        assert set(re.findall(r"orpheus_\w+", query)) == {"orpheus_sockets", "orpheus_capacity"}
+        assert known >= {"orpheus_sockets", "orpheus_capacity"}
     else:
-        query = spec["triggers"][0]["metadata"]["query"]
+        (recorded,) = re.findall(r"job:\w+:ratio", spec["triggers"][0]["metadata"]["query"])
+        assert f"record: {recorded}\n" in read("prometheus", "recording.yml")
         behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 300}]
-    known = {metric.name for metric in registry().collect()}
-    assert (
-        set(re.findall(r"orpheus_\w+", query)) == {"orpheus_sockets", "orpheus_capacity"} <= known
-    )
-
-
-def registry() -> Any:
-    """All instruments of a server."""
-    from prometheus_client import CollectorRegistry
-
-    return Metrics(CollectorRegistry()).registry
 
 
 def seconds(text: str) -> float:
@@ -187,3 +181,26 @@ def test_systemd_units(tmp_path: Path) -> None:
     (patience,) = re.findall(r"TimeoutStopSec=(\w+)", unit)
     drain = config.ServerConfig().drain_seconds
     assert seconds(patience) > drain + CLOSE_SECONDS + SHUTDOWN_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("mps", "daemon", "ending"),
+    [
+        ("on", "echo started $1", (0, "started -d\nserving\n")),
+        ("on", "exit 1", (1, "")),
+        ("off", "echo started $1", (0, "serving\n")),
+    ],
+)
+def test_the_entry_point(mps: str, daemon: str, ending: tuple[int, str], tmp_path: Path) -> None:
+    """It starts MPS before the server, or not if it is told so; without MPS there is no server."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(f"#!/bin/sh\n{daemon}\n")
+    control.chmod(0o755)
+    environment = {"MPS": mps, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    environment |= {f"CUDA_MPS_{name}_DIRECTORY": str(tmp_path / name) for name in ("PIPE", "LOG")}
+    line = [str(DEPLOY / "container" / "entrypoint.sh"), "echo", "serving"]
+    run = subprocess.run(
+        line, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (run.returncode, run.stdout) == ending
+    assert ("MPS=off" in run.stderr) == (run.returncode != 0)

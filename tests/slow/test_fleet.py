@@ -5,6 +5,7 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,6 +15,7 @@ from orpheus_ws.client import Client, Done, Sampling, connect
 from orpheus_ws.errors import Disconnected, Refused
 from tests import fleet
 from tests.harness import peer
+from tests.prometheus import prometheus
 from tests.server_peers import SENTENCE
 
 pytestmark = pytest.mark.slow
@@ -152,6 +154,36 @@ async def test_a_replica_goes(number: signal.Signals, tmp_path: Path) -> None:
         again = await asyncio.gather(*(spoken(client) for client in callers))
         assert len(set(again)) == 1
         assert sum(await held(staying)) == CALLERS
+
+
+async def test_prometheus_sees_the_fleet(tmp_path: Path) -> None:
+    """What autoscaling goes by is the share of the slots of those who admit: a drain takes its own out."""
+    folder = tmp_path / "prometheus"
+    folder.mkdir()
+    # The context waits for its text for as long as the test lasts, and so does the drain for it.
+    settings = ("server.drain_seconds=3600", "limits.context_idle_seconds=3600")
+    async with serving("haproxy", tmp_path, *settings) as (replicas, proxy):
+        with prometheus(folder) as running:
+            jobs = {"orpheus": [replica.metrics_port for replica in replicas]}
+            running.scrape(jobs | {"haproxy": [urlsplit(proxy.metrics).port or 0]})
+
+            async def until(expression: str, value: float) -> None:
+                while await asyncio.to_thread(running.query, expression) != [({}, value)]:
+                    pass
+
+            used = 'sum(job:orpheus_capacity_used:ratio{job="orpheus"})'
+            async with (
+                clients(proxy.url, (REPLICAS - 1) * CAPACITY - 1),
+                peer(f"ws://{replicas[0].address}/v1/tts") as waiting,
+            ):
+                await until(used, (REPLICAS - 1) / REPLICAS)
+                await until('sum(haproxy_server_status{state="UP"})', REPLICAS)
+                at_rest = (await held(replicas))[1:]
+                await waiting.send(m.Open(context="a"))
+                await waiting.fence()
+                replicas[0].tell(signal.SIGTERM)
+                await until(used, sum(at_rest) / (REPLICAS - 1) / CAPACITY)
+                await until('sum(haproxy_server_status{state="UP"})', REPLICAS - 1)
 
 
 async def test_a_rolling_restart(tmp_path: Path) -> None:
