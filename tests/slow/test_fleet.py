@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import signal
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +19,7 @@ from tests import fleet
 from tests.harness import peer
 from tests.prometheus import prometheus
 from tests.server_peers import SENTENCE
+from tests.test_cli import command
 
 pytestmark = pytest.mark.slow
 
@@ -211,3 +214,23 @@ async def test_a_rolling_restart(tmp_path: Path) -> None:
         rolled.set()
     assert len(said) >= UTTERANCES
     assert len(set(said)) == 1
+
+
+async def test_the_load_harness_notices_no_drain(tmp_path: Path) -> None:
+    """To callers with turns of all kinds, a replica that is restarted among them is nothing at all."""
+    load = ("--streams", str(CROWD), "--traffic", "steady", "--utterances", "100", "--json")
+    settings = (STEPPED, "server.drain_seconds=30")
+    async with serving("haproxy", tmp_path, *settings, capacity=CROWD // 2) as (replicas, proxy):
+        harness = await asyncio.create_subprocess_exec(
+            *command("load", proxy.url, *load), stdout=PIPE, stderr=DEVNULL
+        )
+        reading = asyncio.create_task(harness.communicate())
+        while sum(await held(replicas)) < CROWD:
+            assert not reading.done()
+        assert await replicas[0].end(signal.SIGTERM) == Exit.DONE
+        assert not reading.done()
+        await replicas[0].start()
+        output, _ = await reading
+    figures = json.loads(output)["figures"]
+    assert figures["turns"] == figures["done"] >= 100
+    assert (figures["failed"], figures["cut"], figures["refused"]) == (0, 0, {})
