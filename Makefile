@@ -33,7 +33,7 @@ test-slow: $(VENV)/.dev
 
 # TensorRT-LLM's image has numpy 1 and a torch of its own, so the base must not need either.
 test-numpy1: $(VENV_NUMPY1)/.check
-	$(VENV_NUMPY1)/bin/python $(PYTEST) $(SIDE_BY_SIDE) -m "not slow" --ignore $(VOICE_TESTS)
+	$(VENV_NUMPY1)/bin/python $(PYTEST) $(SIDE_BY_SIDE) -m "not slow" --ignore $(VOICE_TESTS) --ignore tests/slow
 
 # Whether the codec is exact on this machine's GPU, and how fast; docs/codec.md says what is in the file.
 # Without a GPU it runs on the CPU and says so.
@@ -46,14 +46,16 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/hadolint deploy/container/Dockerfile deploy/container/Dockerfile.cpu
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The pages that are made of the code.
+# The pages and the dashboard that are made by programs.
 docs: $(VENV)/.dev
 	$(BIN)/python -m docs.generate
+	$(BIN)/python -m deploy.grafana.dashboard
 
 clean:
 	rm -rf $(VENV) $(VENV_NUMPY1) hello.wav gpu-check.json .mypy_cache .ruff_cache .hypothesis .import_linter_cache

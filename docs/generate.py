@@ -45,6 +45,7 @@ Durations are in seconds. No label carries text of a user or an id.
   (the prebuffer) after the first chunk was sent and plays at the sample rate. An underrun is
   starvation of more than {tolerance:g} ms before the terminal message, joins between segments included.
 - **`orpheus_engine_*`** is what the engine says of itself; what it does not know is not there.
+- **`process_*`** is what Prometheus's own client reads of the process, on Linux.
 - **The real-time factor** is audio seconds over the wall seconds that generating them took: more than
   1 is faster than real time.
 """
@@ -102,6 +103,8 @@ def instruments() -> Iterator[Instrument]:
     metrics.watch_engine(lambda: none_yet)
     metrics.watch_codec(lambda: 0.0, lambda: 0.0)
     metrics.watch_turns(lambda: 0.0, lambda: 0.0)
+    metrics.watch_parts(engine=lambda: True, codec=lambda: True)
+    metrics.watch_process()
     engine = {f"orpheus_engine_{field}": text for field, text in meanings(EngineStatistics).items()}
     for collector in registry.collectors:
         # What has labels shows nothing before it has been used; and only it itself knows their names.

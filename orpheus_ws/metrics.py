@@ -13,7 +13,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, Literal, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from orpheus_ws.tallies import Spread, Tally
 
@@ -30,6 +30,11 @@ WAITING_SECONDS: Final = 1.0
 
 _LIVE_STATES: Final = ("open", "queued", "speaking", "starved")
 """Names of `context.State`, which this module is below."""
+_OUTCOMES: Final = ("done", "cancelled", "failed", "disconnected")
+_REFUSALS: Final = ("full", "draining", "dead", "auth", "origin", "path", "handshake")
+_CLOSES: Final = ("1000", "1001", "1006", "1008", "1009", "1011", "1012")
+"""Label values that are there from the start, at 0. The first increase of a counter that appears
+with it is none to Prometheus, and an alert would miss it."""
 
 clock = time.monotonic
 
@@ -106,6 +111,7 @@ class Metrics:
         self.registry = registry
         self._waiting: set[Trace] = set()
         self._generating: set[Trace] = set()
+        self._draining_since: float | None = None
         self._latencies(surface)
         self._distributions()
         self._counters()
@@ -155,8 +161,12 @@ class Metrics:
         )
 
     def _counters(self) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
+        def counter(name: str, text: str, **labels: tuple[str, ...]) -> Counter:
+            made = Counter(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
+            for values in labels.values():
+                for value in values:
+                    made.labels(value)
+            return made
 
         def tally(name: str, text: str) -> Tally:
             return Tally(f"orpheus_{name}", text, self.registry)
@@ -175,21 +185,21 @@ class Metrics:
         )
         self.contexts_ended = counter(
             "contexts",
-            "Contexts ended, by outcome: done, cancelled, failed, disconnected",
-            "outcome",
+            f"Contexts ended, by outcome: {', '.join(_OUTCOMES)}",
+            outcome=_OUTCOMES,
         )
         self.turns_missed = counter(
             "turns_missed", "Contexts refused because no slot came free in time"
         )
         self.handshakes_refused = counter(
             "handshakes_refused",
-            "Upgrades refused: full, draining, dead, auth, origin, path, handshake",
-            "reason",
+            f"Upgrades refused: {', '.join(_REFUSALS)}",
+            reason=_REFUSALS,
         )
         self.socket_closes = counter(
             "socket_closes",
             "Sockets closed, by the code of who closed first; 1006 was lost",
-            "code",
+            code=_CLOSES,
         )
 
     def _gauges(self) -> None:
@@ -204,6 +214,14 @@ class Metrics:
             "1 for where the capacity comes from: measured, override, uncalibrated, configured, "
             "default",
             "source",
+        )
+        gauge(
+            "draining_seconds", "How long the server has been draining; 0 while it admits sockets"
+        ).set_function(
+            lambda: 0.0 if self._draining_since is None else clock() - self._draining_since
+        )
+        self.drain_limit = gauge(
+            "drain_limit_seconds", "How long a drain may take; then open contexts are cut off"
         )
         # Not `orpheus_contexts`: that family is the counter's, and one name cannot have two types.
         self.live_contexts = gauge(
@@ -233,6 +251,21 @@ class Metrics:
         ):
             Gauge(f"orpheus_{name}", text, registry=self.registry).set_function(read)
 
+    def watch_parts(self, **alive: Callable[[], bool]) -> None:
+        """Expose which parts can still answer."""
+        gauge = Gauge(
+            "orpheus_alive",
+            "1, or 0 once this part can never answer again: " + ", ".join(alive),
+            labelnames=("part",),
+            registry=self.registry,
+        )
+        for part, read in alive.items():
+            gauge.labels(part).set_function(read)
+
+    def watch_process(self) -> None:
+        """Expose memory, processor time, descriptors and start of this process, where Linux tells."""
+        ProcessCollector(registry=self.registry)
+
     def watch_codec(self, streams: Callable[[], float], busy_seconds: Callable[[], float]) -> None:
         """Expose what the codec is doing right now."""
         for name, text, read in (
@@ -249,6 +282,10 @@ class Metrics:
                 continue
             gauge = Gauge(f"orpheus_engine_{field}", f"Engine: {field}", registry=self.registry)
             gauge.set_function(_reader(statistics, field))
+
+    def drains(self) -> None:
+        """Nobody is admitted from now on."""
+        self._draining_since = clock()
 
     def ready(self, trace: Trace) -> None:
         """The first segment of a context is complete: it now waits for audio."""

@@ -1,9 +1,12 @@
 """Signals and exit codes: a server process, what its clients are told, and how it ends."""
 
 import contextlib
+import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -136,6 +139,23 @@ def test_a_signal_drains(
             assert caller.endings() == [(context, "Done") for context in spoken]
             assert caller.close == (1012, "restart")
         assert left(process) is Exit.DONE
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_is_told(abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service of Type=notify says when it can speak and when it begins to drain."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.settimeout(30)
+        name = f"orpheus-ws-{os.getpid()}" if abstract else str(tmp_path / "notify")
+        systemd.bind(f"\0{name}" if abstract else name)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}" if abstract else name)
+        with serving() as (process, announced):
+            assert systemd.recv(64) == b"READY=1"
+            with calling(announced) as caller:
+                idle(caller)
+            process.send_signal(signal.SIGTERM)
+            assert systemd.recv(64) == b"STOPPING=1"
+            assert left(process) is Exit.DONE
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,9 @@ TYPES = {
     "orpheus_sockets": "gauge",
     "orpheus_live_contexts": "gauge",
     "orpheus_capacity": "gauge",
+    "orpheus_alive": "gauge",
+    "orpheus_draining_seconds": "gauge",
+    "orpheus_drain_limit_seconds": "gauge",
     "orpheus_contexts_waiting_over_1s": "gauge",
     "orpheus_segments_stalled_over_1s": "gauge",
     "orpheus_codec_streams": "gauge",
@@ -60,6 +63,7 @@ TYPES = {
 LABELS = {
     **{name: {"surface"} for name in LATENCIES},
     "orpheus_live_contexts": {"state"},
+    "orpheus_alive": {"part"},
     "orpheus_handshakes_refused_total": {"reason"},
     "orpheus_socket_closes_total": {"code"},
     "orpheus_contexts_total": {"outcome"},
@@ -103,10 +107,6 @@ class Stage:
                 found[name] = self.histogram(name)[1]
         return found
 
-    def waiting(self) -> float:
-        """Contexts that have waited for over a second."""
-        return self.value("orpheus_contexts_waiting_over_1s")
-
     def fill(self) -> None:
         """Touch everything that has a label, so that all of it is exposed."""
         self.metrics.moved(None, State.OPEN)
@@ -117,6 +117,7 @@ class Stage:
         self.metrics.watch_codec(lambda: 0.0, lambda: 0.0)
         self.metrics.watch_turns(lambda: 0.0, lambda: 0.0)
         self.metrics.set_capacity(1, "default")
+        self.metrics.watch_parts(engine=lambda: True)
 
     def exposition(self) -> list[Metric]:
         """What a scrape gets, as Prometheus reads it."""
@@ -234,18 +235,18 @@ def test_waiting_shows_what_hangs(stage: Stage) -> None:
     for trace in traces:
         trace.ready_at = stage.now
         stage.metrics.ready(trace)
-    assert stage.waiting() == 0
+    assert stage.value("orpheus_contexts_waiting_over_1s") == 0
     stage.now += 1.0
-    assert stage.waiting() == 0
+    assert stage.value("orpheus_contexts_waiting_over_1s") == 0
     stage.now += 0.125
-    assert stage.waiting() == 2
+    assert stage.value("orpheus_contexts_waiting_over_1s") == 2
     traces[0].first_byte_at = stage.now
     stage.metrics.observe(traces[0], Moment.FIRST_BYTE)
-    assert stage.waiting() == 1
+    assert stage.value("orpheus_contexts_waiting_over_1s") == 1
     stage.now += 3600
-    assert stage.waiting() == 1
+    assert stage.value("orpheus_contexts_waiting_over_1s") == 1
     stage.metrics.observe(traces[1], Moment.TERMINAL)
-    assert stage.waiting() == 0
+    assert stage.value("orpheus_contexts_waiting_over_1s") == 0
 
 
 def test_waiting_is_by_context(stage: Stage) -> None:
@@ -257,10 +258,10 @@ def test_waiting_is_by_context(stage: Stage) -> None:
     quick.ready_at = stage.now
     stage.metrics.ready(quick)
     stage.now += 0.5
-    assert stage.waiting() == 1
+    assert stage.value("orpheus_contexts_waiting_over_1s") == 1
     stage.metrics.observe(quick, Moment.FIRST_BYTE)
     stage.now += 10
-    assert stage.waiting() == 1
+    assert stage.value("orpheus_contexts_waiting_over_1s") == 1
 
 
 def test_stalled_segments_show_while_they_hang(stage: Stage) -> None:

@@ -87,6 +87,8 @@ async def test_engine_death(subprotocol: str) -> None:
         assert started.admission.active == 0
         assert await metric(started, "orpheus_socket_closes_total", code="1011") == 5
         assert await metric(started, "orpheus_contexts_total", outcome="failed") == 8
+        assert await metric(started, "orpheus_alive", part="engine") == 0
+        assert await metric(started, "orpheus_alive", part="codec") == 1
 
 
 async def test_codec_death(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 
 from orpheus_ws import messages as m
 from tests.harness import TERMINAL, Peer, pcm, peer, server
-from tests.server_peers import SENTENCE, STEPPED, closed, http, one, rest
+from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one, rest
 
 
 def at_once(low: float, _high: float) -> float:
@@ -35,8 +35,11 @@ async def test_drain() -> None:
     async with one(STEPPED) as (started, connected), peer(started.address.url) as idle:
         await connected.say("a", SENTENCE)
         await connected.wait_for(m.Audio)
+        assert await metric(started, "orpheus_draining_seconds") == 0
         draining = asyncio.create_task(started.drain(at_once))
         assert (await told(idle)).deadline_ms == 5000
+        assert 0 < await metric(started, "orpheus_draining_seconds") < 60
+        assert await metric(started, "orpheus_drain_limit_seconds") == 5
         assert await closed(idle) == (1012, "restart")
         with pytest.raises(InvalidStatus) as refusal:
             await connect(started.address.url)

@@ -1,10 +1,12 @@
 """`orpheus-ws serve`: run the server until it is told to stop."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
 import signal
+import socket
 from collections.abc import Coroutine
 from pathlib import Path
 
@@ -75,11 +77,13 @@ async def _serve(config: configuration.Config) -> Exit:
         address = server.address
         metrics = f"http://{config.server.metrics_host}:{address.metrics_port}/metrics"
         click.echo(json.dumps({"url": address.url, "metrics": metrics}))
+        _notify("READY=1")
         # What exists by now stays; the collector need not go through it in the middle of speech.
         gc.freeze()
 
         async def drained() -> Exit:
             await first.wait()
+            _notify("STOPPING=1")
             return Exit.CUT_OFF if await server.drain() else Exit.DONE
 
         async def stopped() -> Exit:
@@ -93,6 +97,21 @@ async def _serve(config: configuration.Config) -> Exit:
         ending = await _earliest(drained(), stopped(), died())
         # A death empties the server, so a drain that is under way is over by it as well.
         return ending if server.health.alive else Exit.DIED
+
+
+def _notify(state: str) -> None:
+    """Tell systemd, if it started us as a service of `Type=notify` (sd_notify(3) has the protocol)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    # A supervisor that does not listen is no reason to stop speaking.
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifying,
+    ):
+        notifying.sendto(state.encode(), address)
 
 
 async def _earliest(*endings: Coroutine[None, None, Exit]) -> Exit:

@@ -94,6 +94,9 @@ class Server:
         metrics.sockets.set_function(lambda: self.admission.active)
         metrics.sockets_admitted.set(self.admission.capacity)
         metrics.watch_turns(lambda: self.turns.taken, lambda: self.turns.waiting)
+        metrics.drain_limit.set(config.server.drain_seconds)
+        metrics.watch_parts(engine=lambda: engine.alive, codec=lambda: codec.alive)
+        metrics.watch_process()
         metrics.watch_engine(engine.statistics)
         metrics.watch_codec(
             lambda: codec.statistics().streams, lambda: codec.statistics().busy_seconds
@@ -135,6 +138,7 @@ class Server:
         `uniform` draws when an idle socket is closed. Cancelling leaves the server draining.
         """
         self.admission.draining = True
+        self.metrics.drains()
         seconds = self.config.server.drain_seconds
         spread = min(seconds * RESTART_SPREAD_SHARE, RESTART_SPREAD_SECONDS)
         _log.info("draining", extra={"sockets": len(self._connections), "seconds": seconds})

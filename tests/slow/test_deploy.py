@@ -1,0 +1,206 @@
+"""What is in `deploy/` fits the server, the schemas of Kubernetes, systemd, and itself."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from orpheus_ws import config
+from orpheus_ws.engine.trtllm_process import SHUTDOWN_SECONDS
+from orpheus_ws.metrics import Metrics
+from orpheus_ws.server.connection import CLOSE_SECONDS
+from orpheus_ws.server.health import PROBE_SECONDS
+from tests.fleet import DEPLOY, program
+
+pytestmark = pytest.mark.slow
+
+OVERLAYS = sorted(folder.name for folder in (DEPLOY / "kubernetes" / "overlays").iterdir())
+DEVICES = {
+    "h100": "nvidia.com/gpu",
+    "h100-mig-3g.40gb": "nvidia.com/mig-3g.40gb",
+    "cpu-demo": None,
+}
+KUBERNETES = "1.32"
+CHARACTERS_A_SECOND = 15
+"""Of speech, as the simulated engine has it."""
+
+Manifest = dict[str, Any]
+
+
+def read(*parts: str) -> str:
+    """A file of `deploy/`."""
+    return DEPLOY.joinpath(*parts).read_text(encoding="utf-8")
+
+
+def built(overlay: str) -> dict[str, Manifest]:
+    """What kustomize makes of an overlay, by kind; of Services the one for clients."""
+    folder = DEPLOY / "kubernetes" / "overlays" / overlay
+    line = [program("kubectl"), "kustomize", str(folder)]
+    text = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout
+    found = list(yaml.safe_load_all(text))
+    return {
+        manifest["kind"]: manifest
+        for manifest in found
+        if manifest["metadata"]["name"] != "orpheus-ws-replicas"
+    }
+
+
+def server(manifests: dict[str, Manifest]) -> Manifest:
+    """The container of the Deployment."""
+    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+    found: Manifest = container
+    return found
+
+
+def configured(container: Manifest, dockerfile: str) -> config.Config:
+    """What `serve` would be told by the image's environment and the container's own."""
+    image = " ".join(read("container", dockerfile).replace("\\\n", " ").splitlines())
+    environment = dict(re.findall(r"(ORPHEUS_WS_\w+)=(\S+)", image))
+    environment |= {each["name"]: each["value"] for each in container["env"]}
+    return config.load(environment=environment)
+
+
+def test_every_overlay_is_tested() -> None:
+    """The devices that the tests know are those that there are overlays for."""
+    assert set(OVERLAYS) == set(DEVICES)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_overlays_are_valid(overlay: str) -> None:
+    """Every manifest fits the schema of its kind, without a field that the schema does not have."""
+    manifests = built(overlay)
+    assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"} <= set(manifests)
+    for kind, manifest in manifests.items():
+        if kind != "ScaledObject":  # KEDA's own; `test_autoscaling` looks at it
+            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_nobody_is_cut_off_by_kubernetes(overlay: str) -> None:
+    """The longest utterance ends before the drain does, and the drain before the pod is killed."""
+    manifests = built(overlay)
+    container = server(manifests)
+    loaded = configured(container, "Dockerfile.cpu" if overlay == "cpu-demo" else "Dockerfile")
+    grace = manifests["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    drain = loaded.server.drain_seconds
+    assert loaded.limits.text_chars / CHARACTERS_A_SECOND < drain
+    assert grace > before + drain + CLOSE_SECONDS + SHUTDOWN_SECONDS
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_container_fits_the_server(overlay: str) -> None:
+    """Probes wait for as long as the server may take; CPUs are whole ones; the device is asked for."""
+    container = server(built(overlay))
+    loaded = configured(container, "Dockerfile.cpu" if overlay == "cpu-demo" else "Dockerfile")
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"ws": loaded.server.port, "metrics": loaded.server.metrics_port}
+    paths = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "startup")}
+    assert set(paths.values()) == {"/healthz"}
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert container["readinessProbe"]["timeoutSeconds"] > PROBE_SECONDS
+    limits, requests = (container["resources"][name] for name in ("limits", "requests"))
+    device = DEVICES[overlay]
+    assert limits.pop(device, None) == (None if device is None else "1")
+    assert limits == requests
+    assert int(limits["cpu"]) >= 2
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert loaded.engine.name == ("pocket" if overlay == "cpu-demo" else "trtllm")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_autoscaling(overlay: str) -> None:
+    """The autoscaler scales the Deployment, slowly down, on metrics that the server has."""
+    manifests = built(overlay)
+    scaler = manifests.get("ScaledObject") or manifests["HorizontalPodAutoscaler"]
+    spec = scaler["spec"]
+    assert spec["scaleTargetRef"]["name"] == manifests["Deployment"]["metadata"]["name"]
+    assert "replicas" not in manifests["Deployment"]["spec"]
+    if overlay == "cpu-demo":
+        (rule,) = yaml.safe_load(read("kubernetes", "components", "hpa", "adapter-rules.yaml"))
+        assert spec["metrics"][0]["pods"]["metric"]["name"] == rule["name"]["as"]
+        query, behavior = rule["metricsQuery"], spec["behavior"]
+        known = {metric.name for metric in Metrics(CollectorRegistry()).registry.collect()}
+        assert set(re.findall(r"orpheus_\w+", query)) == {"orpheus_sockets", "orpheus_capacity"}
+        assert known >= {"orpheus_sockets", "orpheus_capacity"}
+    else:
+        (recorded,) = re.findall(r"job:\w+:ratio", spec["triggers"][0]["metadata"]["query"])
+        assert f"record: {recorded}\n" in read("prometheus", "recording.yml")
+        behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior["scaleDown"]["policies"] == [{"type": "Pods", "value": 1, "periodSeconds": 300}]
+
+
+def seconds(text: str) -> float:
+    """A time as proxies and systemd write it."""
+    number, unit = re.fullmatch(r"(\d+)(ms|s|min)", text).groups()  # type: ignore[union-attr]
+    return float(number) * {"ms": 0.001, "s": 1, "min": 60}[unit]
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("haproxy/haproxy.cfg", r"timeout tunnel (\w+)"),
+        ("nginx/nginx.conf", r"proxy_read_timeout (\w+)"),
+        ("envoy/envoy.yaml", r"stream_idle_timeout: (\w+)"),
+    ],
+)
+def test_proxies_wait_for_pings(file: str, pattern: str) -> None:
+    """A living socket that says nothing outlasts a proxy's patience, by three pings."""
+    (patience,) = re.findall(pattern, read(file))
+    assert seconds(patience) > 3 * config.ServerConfig().ping_seconds
+
+
+def test_checks_wait_for_the_probe() -> None:
+    """Health checks of proxies give /readyz the time that it may take."""
+    (haproxy,) = re.findall(r"timeout check (\w+)", read("haproxy", "haproxy.cfg"))
+    (envoy,) = re.findall(r"health_checks:\s+- timeout: (\w+)", read("envoy", "envoy.yaml"))
+    assert min(seconds(haproxy), seconds(envoy)) > PROBE_SECONDS
+
+
+def test_systemd_units(tmp_path: Path) -> None:
+    """systemd understands the units, finds the server little exposed, and lets it drain."""
+    units = []
+    for file in sorted((DEPLOY / "systemd").glob("*.service")):
+        # The programs are not installed here, and systemd looks for them.
+        text = re.sub(r"(?m)^(ExecStart=)\S+", r"\1/bin/true", file.read_text(encoding="utf-8"))
+        units.append(tmp_path / file.name)
+        units[-1].write_text(text, encoding="utf-8")
+    analyze = program("systemd-analyze")
+    verify = [analyze, "verify", *map(str, units)]
+    checked = subprocess.run(verify, capture_output=True, text=True, check=False, timeout=60)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    line = f"{analyze} security --offline=true --threshold=25 {units[-1]}"
+    subprocess.run(shlex.split(line), capture_output=True, check=True, timeout=60)
+    unit = read("systemd", "orpheus-ws.service")
+    (patience,) = re.findall(r"TimeoutStopSec=(\w+)", unit)
+    drain = config.ServerConfig().drain_seconds
+    assert seconds(patience) > drain + CLOSE_SECONDS + SHUTDOWN_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("mps", "daemon", "ending"),
+    [
+        ("on", "echo started $1", (0, "started -d\nserving\n")),
+        ("on", "exit 1", (1, "")),
+        ("off", "echo started $1", (0, "serving\n")),
+    ],
+)
+def test_the_entry_point(mps: str, daemon: str, ending: tuple[int, str], tmp_path: Path) -> None:
+    """It starts MPS before the server, or not if it is told so; without MPS there is no server."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(f"#!/bin/sh\n{daemon}\n")
+    control.chmod(0o755)
+    environment = {"MPS": mps, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    environment |= {f"CUDA_MPS_{name}_DIRECTORY": str(tmp_path / name) for name in ("PIPE", "LOG")}
+    line = [str(DEPLOY / "container" / "entrypoint.sh"), "echo", "serving"]
+    run = subprocess.run(
+        line, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (run.returncode, run.stdout) == ending
+    assert ("MPS=off" in run.stderr) == (run.returncode != 0)

@@ -1,0 +1,140 @@
+"""The compose file is valid, and its parts fit each other and the server."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orpheus_ws import config
+from orpheus_ws.server import auth
+from tests import promql
+
+FOLDER = promql.ROOT / "deploy" / "compose"
+FILE = FOLDER / "compose.yaml"
+COMPOSED: dict[str, Any] = promql.read(FILE)
+SERVICES: dict[str, dict[str, Any]] = COMPOSED["services"]
+REPLICAS = ("replica1", "replica2", "gpu")
+
+
+def environment(service: dict[str, Any]) -> dict[str, str]:
+    """What a container gets: of its image, and of the example of a file where it reads one."""
+    found: dict[str, str] = {}
+    if build := service.get("build"):
+        file = FOLDER / build["context"] / build["dockerfile"]
+        found |= dict(re.findall(r"(ORPHEUS_WS_\w+)=(\S+)", file.read_text(encoding="utf-8")))
+    for name in service.get("env_file", ()):
+        lines = (FOLDER / f"{name}.example").read_text(encoding="utf-8").splitlines()
+        found |= dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+    found |= service.get("environment", {})
+    return found
+
+
+def test_schema() -> None:
+    """The file is what the Compose specification allows."""
+    command = [sys.executable, "-W", "ignore", "-m", "check_jsonschema"]
+    command += ["--builtin-schema", "vendor.compose-spec", str(FILE)]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_hardened(name: str) -> None:
+    """Every container has a read-only root and no rights, and listens on this machine only."""
+    service = SERVICES[name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+
+def test_files() -> None:
+    """What is mounted and built from this repository is there."""
+    for service in SERVICES.values():
+        for mounted in service.get("volumes", ()):
+            source = mounted.split(":")[0]
+            if source.startswith("../"):
+                assert (FOLDER / source).exists(), source
+        if build := service.get("build"):
+            assert (FOLDER / build["context"] / build["dockerfile"]).exists()
+
+
+def test_profiles() -> None:
+    """Each profile has a proxy, Prometheus, Grafana and at least one replica, and nothing else."""
+    watching = {"prometheus", "grafana"}
+    profiles: dict[str, set[str]] = {}
+    for name, service in SERVICES.items():
+        for profile in service["profiles"]:
+            profiles.setdefault(profile, set()).add(name)
+    assert profiles == {
+        "cpu": {"replica1", "replica2", "proxy", *watching},
+        "gpu": {"gpu", "proxy-gpu", *watching},
+    }
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+def test_replicas_are_configured(name: str) -> None:
+    """A replica's variables are the server's, it may listen where it does, and has time to drain."""
+    service = SERVICES[name]
+    loaded = config.load(environment=environment(service))
+    auth.check_exposure(loaded.auth, loaded.server.host)
+    assert loaded.server.host == loaded.server.metrics_host == "0.0.0.0"
+    assert service["expose"] == [str(loaded.server.port), str(loaded.server.metrics_port)]
+    assert int(service["stop_grace_period"].rstrip("s")) > loaded.server.drain_seconds + 10
+
+
+@pytest.mark.parametrize("name", ["proxy", "proxy-gpu"])
+def test_proxies(name: str) -> None:
+    """A proxy knows the replicas of its profile, and what they hold."""
+    proxy = SERVICES[name]
+    variables = environment(proxy)
+    behind = [other for other in REPLICAS if SERVICES[other]["profiles"] == proxy["profiles"]]
+    addresses = [value for key, value in variables.items() if key.startswith("REPLICA_")]
+    assert addresses == [f"{replica}:8765" for replica in behind]
+    assert proxy["depends_on"] == behind
+    for replica in behind:
+        loaded = config.load(environment=environment(SERVICES[replica]))
+        assert loaded.engine.capacity == int(variables["CAPACITY"])
+    (template,) = (mounted.split(":")[0] for mounted in proxy["volumes"])
+    used = set(re.findall(r"\$\{(\w+)", (FOLDER / template).read_text(encoding="utf-8")))
+    assert {key for key in variables if not key.startswith("ORPHEUS_WS_")} <= used
+
+
+def test_prometheus_finds_them() -> None:
+    """The names that Prometheus asks for are those of the replicas and of the proxies."""
+    scraped = promql.read(promql.PROMETHEUS / "prometheus-dns.yml")["scrape_configs"]
+    found = {}
+    for job in scraped:
+        (discovery,) = job["dns_sd_configs"]
+        (name,) = discovery["names"]
+        found[job["job_name"]] = {
+            service: discovery["port"]
+            for service, described in SERVICES.items()
+            if name in described.get("networks", {}).get("default", {}).get("aliases", ())
+        }
+    assert found == {
+        "orpheus": dict.fromkeys(REPLICAS, 9464),
+        "haproxy": {"proxy": 8405, "proxy-gpu": 8405},
+    }
+    for name in found["haproxy"]:
+        assert environment(SERVICES[name])["METRICS"] == ":8405"
+
+
+def test_grafana_finds_prometheus() -> None:
+    """The data source is the Prometheus of this file, and the dashboard is where Grafana looks."""
+    folder = promql.ROOT / "deploy" / "grafana" / "provisioning"
+    (source,) = promql.read(folder / "datasources" / "prometheus.yml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert "127.0.0.1:9090:9090" in SERVICES["prometheus"]["ports"]
+    (provider,) = promql.read(folder / "dashboards" / "orpheus.yml")["providers"]
+    mounted = [volume.split(":") for volume in SERVICES["grafana"]["volumes"]]
+    inside = {where: FOLDER / source for source, where, *_ in mounted}
+    assert list(inside[provider["options"]["path"]].glob("*.json"))
+    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (inside[str(home.parent)] / home.name).samefile(promql.DASHBOARD)
+    page = Path(promql.variables()["runbook"]["query"])
+    public = Path("/usr/share/grafana")
+    assert (inside[f"{public}{page.parent}"] / page.name).exists()
