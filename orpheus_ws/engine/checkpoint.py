@@ -329,6 +329,20 @@ def load_encoder(folder: Path) -> Encoder:
             f"the tokenizer in {str(folder)!r} cannot be loaded ({type(error).__name__}): download "
             "its tokenizer.json again"
         ) from error
+    _check_tokenizer(folder, named, largest, unchanged=spoken == _SAMPLE)
+
+    def encode(text: str) -> list[int]:
+        whole = text.encode(errors="replace").decode()
+        ids: list[int] = tokenizer.encode(whole, add_special_tokens=False).ids
+        return ids
+
+    return encode
+
+
+def _check_tokenizer(
+    folder: Path, named: Mapping[int, str], largest: int, *, unchanged: bool
+) -> None:
+    """Of its control tokens, its largest id of text, and what comes back of a text."""
     if any(named.get(token) != name for token, name in tokens.NAMES.items()):
         raise StartupError(
             f"the tokenizer in {str(folder)!r} is not Llama 3's with Orpheus's ids: give the "
@@ -339,15 +353,8 @@ def load_encoder(folder: Path) -> Encoder:
             f"the tokenizer in {str(folder)!r} has text ids among the control ids, from "
             f"{tokens.FIRST_SPECIAL_ID}: give the tokenizer.json that was published with the model"
         )
-    if spoken != _SAMPLE:
+    if not unchanged:
         raise StartupError(
             f"the tokenizer in {str(folder)!r} loses text: give the tokenizer.json that was "
             "published with the model"
         )
-
-    def encode(text: str) -> list[int]:
-        whole = text.encode(errors="replace").decode()
-        ids: list[int] = tokenizer.encode(whole, add_special_tokens=False).ids
-        return ids
-
-    return encode
