@@ -61,7 +61,7 @@ def make(
             "limits or versions have changed since the capacity was measured: measure again"
         )
     if old and old.voices != voices:
-        notes.append(f"the voices were {', '.join(old.voices)}: give --voices to keep them")
+        notes.append(f"changed: the voices were {', '.join(old.voices)}")
     return Made(made, notes)
 
 
