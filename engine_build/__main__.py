@@ -1,5 +1,6 @@
 """`python -m engine_build`: the command line. Errors of ours become one line and exit code 1."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from engine_build.quantize import KvFormat
     from orpheus_ws.engine.checkpoint import EngineName
 
-FOLDER = click.Path(path_type=Path, file_okay=False)
+# Whether it can be read or written is said by who does it.
+FOLDER = click.Path(path_type=Path, readable=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 COUNT = click.IntRange(min=1)
 PRECISION = click.Choice(list(BYTES))
@@ -46,6 +48,12 @@ def _needs(extra: str) -> Iterator[None]:
         ) from error
 
 
+def _show(wrote: str, *commands: str) -> None:
+    """Say what was written, and what to do next."""
+    following = ["Next:", *(f"  {command}" for command in commands)] if commands else []
+    click.echo("\n".join([wrote, *following]))
+
+
 @cli.command()
 @click.argument("out", type=FOLDER)
 @click.option("--seed", default=0, show_default=True, help="Of the random weights.")
@@ -60,6 +68,12 @@ def tiny(out: Path, seed: int) -> None:
         write(out, seed=seed)
     except OSError as error:
         raise StartupError(f"cannot write {out}: {error.strerror}") from error
+    folder = shlex.quote(str(out))
+    _show(
+        f"Wrote {out}, which speaks noise.",
+        f"python -m engine_build verify {folder}",
+        f"orpheus-ws serve --engine torch --model {folder}",
+    )
 
 
 @cli.command()
@@ -91,9 +105,9 @@ def quantize(
     kv: "KvFormat",
     device: str,
 ) -> None:
-    """Write an FP8 checkpoint of the one in the directory MODEL into the directory OUT.
+    """Write an FP8 checkpoint of another one.
 
-    It is calibrated on prompts with their speech: a file's, or what the model itself says.
+    It is made of the one in the directory MODEL and written into the directory OUT. It is calibrated on prompts with their speech: a file's, or what the model itself says.
     """
     if calibration and prompts:
         raise click.UsageError("Give --calibration or --prompts, not both.")
@@ -103,12 +117,12 @@ def quantize(
     made = write(
         model, out, sequences=calibration, prompts=prompts or PROMPTS, kv=kv, device=device
     )
-    click.echo(
+    folder = shlex.quote(str(out))
+    _show(
         f"Wrote {out}, calibrated on {len(made.sequences)} sequences of {made.ids} ids, "
-        f"{made.audio_ids} of them audio.\n"
-        "Next, check it and describe it to the server:\n"
-        f"  python -m engine_build verify {out} --for trtllm\n"
-        f"  python -m engine_build manifest {out}"
+        f"{made.audio_ids} of them audio.",
+        f"python -m engine_build verify {folder} --for trtllm",
+        f"python -m engine_build manifest {folder}",
     )
 
 
@@ -147,9 +161,9 @@ def quantize(
     "--tensorrt-llm", metavar="VERSION", help="Version that will serve it.  [the installed one]"
 )
 def manifest(model: Path, voices: str, tensorrt_llm: str | None, **limits: Any) -> None:
-    """Write manifest.json for the model in the directory MODEL, all of which is read.
+    """Write manifest.json for the model in a directory.
 
-    What was measured before is kept while the model is the same, and dropped with a message when not.
+    All of the directory MODEL is read. What was measured before is kept while the model is the same, and dropped with a message when not.
     """
     with _needs("torch"):
         from engine_build.manifest import make
@@ -163,6 +177,19 @@ def manifest(model: Path, voices: str, tensorrt_llm: str | None, **limits: Any) 
     manifests.write(model / manifests.NAME, made.manifest)
     for note in made.notes:
         click.echo(f"engine_build: {note}", err=True)
+    _show(_summary(model, made.manifest))
+
+
+def _summary(model: Path, made: manifests.Manifest) -> str:
+    """What a manifest that was written says."""
+    limits, first, others = made.limits, made.voices[0], made.voices[1:]
+    return (
+        f"Wrote {model / manifests.NAME}: weights {made.quantization.weights or 'not quantised'}, "
+        f"KV cache {made.quantization.kv_cache or 'as the engine is told'}; "
+        f"voices {', '.join((f'{first} (the default)', *others))}; "
+        f"at most {limits.max_batch_size} streams of {limits.max_prompt_tokens} + {limits.max_tokens} "
+        f"ids; TensorRT-LLM {made.built_with.get('tensorrt_llm', 'not named')}."
+    )
 
 
 @cli.command()
@@ -175,9 +202,9 @@ def manifest(model: Path, voices: str, tensorrt_llm: str | None, **limits: Any) 
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def verify(model: Path, engine: "EngineName | None", *, as_json: bool) -> None:
-    """Say everything that is wrong with the model in the directory MODEL, all of which is read.
+    """Say everything that is wrong with the model in a directory.
 
-    The exit code is 1 if something is that an engine would stop at, or should.
+    All of the directory MODEL is read. The exit code is 1 if something is that an engine would stop at, or should.
     """
     with _needs("torch"):
         from engine_build import verify as verifying
@@ -254,7 +281,10 @@ def plan(
     *,
     as_json: bool,
 ) -> None:
-    """Say how many streams a GPU should hold and keep in real time: arithmetic, not a measurement."""
+    """Say how many streams a GPU should serve, by arithmetic.
+
+    How many its memory should hold and how many it should keep in real time. Nothing is measured.
+    """
     usage = None
     if price is not None:
         usage = plans.Usage(price=price, talk_share=talk_share, utilisation=utilisation)
