@@ -18,6 +18,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 
+from docs.capacity_tables import capacity_page
 from orpheus_ws.audio import AUDIBLE, Player
 from orpheus_ws.config import ENVIRONMENT_PREFIX, Config, describe, known_parts
 from orpheus_ws.engine import EngineStatistics
@@ -239,7 +240,11 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     )
 
 
-PAGES: Final = {"metrics.md": metrics_page, "configuration.md": configuration_page}
+PAGES: Final = {
+    "metrics.md": metrics_page,
+    "configuration.md": configuration_page,
+    "capacity.md": capacity_page,
+}
 
 
 if __name__ == "__main__":

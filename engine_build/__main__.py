@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from engine_build import plan as plans
 from orpheus_ws import manifest as manifests
 from orpheus_ws import tokens
 from orpheus_ws.errors import OrpheusError, StartupError
 from orpheus_ws.manifest import Limits
+from orpheus_ws.planning.memory import MAX_PROMPT_TOKENS, Request
+from orpheus_ws.planning.profiles import BYTES, GPUS, GpuName, Precision
+from orpheus_ws.planning.steps import HOST, Segment, Traffic, Variant
 
 if TYPE_CHECKING:
     from orpheus_ws.engine.checkpoint import EngineName
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 COUNT = click.IntRange(min=1)
+PRECISION = click.Choice(list(BYTES))
+SHARE = click.FloatRange(min=0, max=1, min_open=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -132,6 +138,78 @@ def verify(model: Path, engine: "EngineName | None", *, as_json: bool) -> None:
         click.echo(f"problems: {report.problems}" if report.problems else "ok")
     if report.problems:
         sys.exit(1)
+
+
+@cli.command()
+@click.option("--gpu", required=True, type=click.Choice(list(GPUS)), help="Which GPU.")
+@click.option("--kv", default="fp8", type=PRECISION, show_default=True, help="The KV cache.")
+@click.option("--weights", default="fp8", type=PRECISION, show_default=True, help="The layers.")
+@click.option(
+    "--prompt",
+    default=MAX_PROMPT_TOKENS,
+    type=click.IntRange(min=1),
+    show_default=True,
+    help="Ids of a prompt at most.",
+)
+@click.option(
+    "--max-tokens",
+    default=tokens.MAX_TOKENS,
+    type=click.IntRange(min=1),
+    show_default=True,
+    help="Ids of a segment at most.",
+)
+@click.option(
+    "--variant",
+    default="floor",
+    type=click.Choice(list(HOST)),
+    show_default=True,
+    help="What the host adds: nothing, as after work on the system, as usual.",
+)
+@click.option(
+    "--silence",
+    default=Segment().silent_seconds,
+    type=click.FloatRange(min=0, max=2),
+    show_default=True,
+    help="Seconds of near-silence that a segment begins with.",
+)
+@click.option("--price", type=click.FloatRange(min=0), help="Of the GPU for an hour; gives costs.")
+@click.option(
+    "--talk-share",
+    default=0.4,
+    type=SHARE,
+    show_default=True,
+    help="Part of a conversation in which the agent speaks.",
+)
+@click.option(
+    "--utilisation",
+    default=0.6,
+    type=SHARE,
+    show_default=True,
+    help="Part of the sockets in use, as a mean over the hours paid for.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(
+    gpu: GpuName,
+    kv: Precision,
+    weights: Precision,
+    prompt: int,
+    max_tokens: int,
+    variant: Variant,
+    silence: float,
+    price: float | None,
+    talk_share: float,
+    utilisation: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Say how many streams a GPU should hold and keep in real time: arithmetic, not a measurement."""
+    usage = None
+    if price is not None:
+        usage = plans.Usage(price=price, talk_share=talk_share, utilisation=utilisation)
+    request = Request(prompt_tokens=prompt, max_tokens=max_tokens, weights=weights, kv=kv)
+    traffic = Traffic(segments=(Segment(silent_seconds=silence),) * 3)
+    made = plans.make_plan(gpu, request, traffic, variant, usage)
+    click.echo(plans.as_json(made) if as_json else plans.table(made))
 
 
 if __name__ == "__main__":

@@ -28,10 +28,11 @@ SHORTEST_PAUSE: Final = SAMPLE_RATE * 100 // 1000
 FADE: Final = SAMPLE_RATE * 10 // 1000
 """Fade at segment edges: 240 samples of a raised cosine step by at most 0.0066 of full scale."""
 
-# A fade makes up to its own length inaudible. Of the longest pause, the tail leaves room for both
-# fades and for the next segment to fade in before its sound.
-_LONGEST_SILENCE: Final = LONGEST_PAUSE - 2 * FADE
-_LONGEST_TAIL: Final = _LONGEST_SILENCE - FADE
+LONGEST_SILENCE: Final = LONGEST_PAUSE - 2 * FADE
+"""What is kept of the silence between two segments: a fade makes up to its own length inaudible."""
+
+# The tail leaves room for both fades and for the next segment to fade in before its sound.
+_LONGEST_TAIL: Final = LONGEST_SILENCE - FADE
 
 _FADE_IN: Final = (0.5 - 0.5 * np.cos(np.pi * (np.arange(FADE) + 0.5) / FADE)).astype(np.float32)
 
@@ -88,7 +89,7 @@ class Shaper:
 
     def _enter(self, pending: Samples) -> Samples:
         """Find the segment's first sound; cut or pad the silence before it to size."""
-        room = _LONGEST_SILENCE - self._pause if self._joining else LEAD_IN
+        room = LONGEST_SILENCE - self._pause if self._joining else LEAD_IN
         first = _loud(pending).find(_SOUND)
         silence = len(pending) if first < 0 else first
         excess = max(0, silence - room)

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from docs import generate
+from docs import capacity_tables, generate
 from tests.harness import server
 
 
@@ -15,6 +15,14 @@ def test_the_metrics_page() -> None:
     """`docs/metrics.md` is what `make docs` makes of the instruments."""
     page = generate.metrics_page()
     assert committed("metrics.md") == page, "docs/metrics.md is out of date: run `make docs`"
+
+
+def test_the_tables_of_the_capacity_page() -> None:
+    """The tables of `docs/capacity.md` are what `make docs` makes of the arithmetic, all of them used."""
+    page = capacity_tables.capacity_page()
+    assert committed("capacity.md") == page, "docs/capacity.md is out of date: run `make docs`"
+    for name in capacity_tables.TABLES:
+        assert f"<!-- table {name} -->" in page
 
 
 async def test_every_metric_of_a_server_is_on_the_page() -> None:

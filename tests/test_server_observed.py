@@ -111,6 +111,12 @@ async def test_a_full_server_that_speaks_is_ready(monkeypatch: pytest.MonkeyPatc
         assert (await http(started, "/readyz"))[0] == 503
 
 
+async def test_a_simulated_engine_is_marked() -> None:
+    """Whoever scrapes a server whose engine is simulated can tell."""
+    async with server() as started:
+        assert await metric(started, "orpheus_engine_simulated") == 1
+
+
 async def test_a_probe_is_no_traffic() -> None:
     """What readiness probes speak is counted nowhere."""
     async with server() as started:

@@ -5,22 +5,31 @@ event loop's clock is a virtual one.
 """
 
 import asyncio
+import inspect
 import math
 import selectors
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, cast
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orpheus_ws import tokens
+from orpheus_ws.audio import Player, Shaper
+from orpheus_ws.codec.simulated import periods, tone
 from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import Engine, EngineStatistics, Prompt
-from orpheus_ws.engine.simulated import BAD_ID_PERIOD, Options, SimulatedEngine, open_engine
+from orpheus_ws.engine.simulated import Options, SimulatedEngine, open_engine
+from orpheus_ws.engine.simulated_speech import BAD_ID_PERIOD
 from orpheus_ws.errors import EngineFailed, StartupError
+from orpheus_ws.planning.profiles import GPUS, GpuName
+from orpheus_ws.planning.steps import HOST, largest_real_time_batch, prompt_tokens, step_times
 from orpheus_ws.tokens import END_OF_SPEECH, Frame, FrameAssembler, LoopDetector
+
+P = ParamSpec("P")
 
 TEXT = "Forty characters of text, no more, fine."
 FRAMES = 32  # of TEXT: ceil(40 characters * 24 000 / 2048 / 15)
@@ -86,14 +95,18 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 def _on_a_virtual_clock(
-    test: Callable[[_VirtualClockLoop], Coroutine[Any, Any, None]],
-) -> Callable[[], None]:
-    def run() -> None:
+    test: Callable[Concatenate[_VirtualClockLoop, P], Coroutine[Any, Any, None]],
+) -> Callable[P, None]:
+    def run(*args: P.args, **parameters: P.kwargs) -> None:
         loop = _VirtualClockLoop()
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(test(loop))
+            runner.run(test(loop, *args, **parameters))
 
     run.__doc__ = test.__doc__
+    # pytest asks for the parameters by name; the loop comes from here.
+    signature = inspect.signature(test)
+    parameters = list(signature.parameters.values())[1:]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
 
 
@@ -172,7 +185,9 @@ async def test_a_step_advances_everyone_by_a_frame() -> None:
 
     expected = [(step, 7) for step in range(1, FRAMES + 1)] + [(FRAMES + 1, 1)]
     assert await asyncio.gather(*(consume(seed) for seed in range(3))) == [expected] * 3
-    assert engine.statistics() == EngineStatistics(0, 0, FRAMES + 1, 3 * (7 * FRAMES + 1))
+    assert engine.statistics() == EngineStatistics(
+        0, 0, FRAMES + 1, 3 * (7 * FRAMES + 1), simulated=1
+    )
 
 
 async def test_waits_for_no_consumer() -> None:
@@ -181,7 +196,9 @@ async def test_waits_for_no_consumer() -> None:
     groups, later = engine.generate(_prompt()), engine.generate(_prompt("Hi."))
     assert len(await anext(groups)) == 7
     assert len(await anext(later)) == 7
-    assert engine.statistics() == EngineStatistics(1, 0, FRAMES + 2, 7 * FRAMES + 1 + 7)
+    assert engine.statistics() == EngineStatistics(
+        1, 0, FRAMES + 2, 7 * FRAMES + 1 + 7, simulated=1
+    )
     assert len(await anext(groups)) == 7 * (FRAMES - 1) + 1
     await later.aclose()
 
@@ -331,6 +348,134 @@ async def test_a_step_costs_what_the_options_say(loop: _VirtualClockLoop) -> Non
         await asyncio.gather(*map(anext, requests))
         assert loop.now == pytest.approx(11 * 0.08 + nth * 0.07)
     await engine.close()
+
+
+@_on_a_virtual_clock
+async def test_a_step_counts_ids_and_prompts(loop: _VirtualClockLoop) -> None:
+    """A step takes its time for each id that requests hold by then, and for each that joins."""
+    engine = _engine(step_seconds=0.05, kv_token_seconds=1e-3, prefill_seconds=0.2)
+    held = prompt_tokens(TEXT) * 1e-3
+    first, second = (engine.generate(_prompt(seed=seed)) for seed in range(2))
+    await anext(first)
+    assert loop.now == pytest.approx(0.05 + 0.2 + held)
+    await anext(first)
+    assert loop.now == pytest.approx(2 * 0.05 + 0.2 + 2 * held + 1e-3)
+    # The second joins while the third step runs, and takes part in the fourth.
+    await anext(second)
+    assert loop.now == pytest.approx(4 * 0.05 + 2 * 0.2 + 5 * held + (1 + 2 + 3) * 1e-3)
+    await first.aclose()
+    await second.aclose()
+
+
+@_on_a_virtual_clock
+async def test_what_is_less_than_a_frame_waits_for_no_frame(loop: _VirtualClockLoop) -> None:
+    """With a token a step, end of speech comes a step after the last frame, and a cut frame as its
+    last id does.
+    """
+    engine = _engine(step_seconds=1.0, steps_per_frame=7)
+    assert [len(group) async for group in engine.generate(_prompt())] == [7] * FRAMES + [1]
+    assert loop.now == pytest.approx(7 * FRAMES + 1)
+    assert len(await _ids(engine, _prompt(max_tokens=10))) == 10
+    assert loop.now == pytest.approx(7 * FRAMES + 1 + 10)
+
+
+async def test_silence_and_the_first_frames() -> None:
+    """`silent_frames` come before the speech, which stays what it was; `first_frames` come together."""
+    engine = _engine(silent_frames=3, first_frames=5)
+    groups = [list(group) async for group in engine.generate(_prompt())]
+    assert list(map(len, groups)) == [8 * 7] + [7] * (FRAMES - 5) + [1]
+    frames = FrameAssembler().push([token for group in groups for token in group])
+    assert frames == [(0,) * 7] * 3 + await _frames(_engine(), _prompt())
+    short = _engine(first_frames=12)
+    assert [len(group) async for group in short.generate(_prompt("Hi."))] == [29]
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@_on_a_virtual_clock
+async def test_a_step_of_a_gpu(loop: _VirtualClockLoop, gpu: GpuName) -> None:
+    """With `gpu` a step makes one id, and takes what the arithmetic says for `variant`."""
+    for variant in HOST:
+        engine = _engine(gpu=gpu, variant=variant)
+        times, before = step_times(GPUS[gpu], variant=variant), loop.now
+        groups = engine.generate(_prompt())
+        assert len(await anext(groups)) == 7
+        held = sum(prompt_tokens(TEXT) + step for step in range(7))
+        spent = 7 * times.step(1, held / 7) + times.prefill
+        assert loop.now - before == pytest.approx(spent)
+        await groups.aclose()
+
+
+async def test_times_come_from_one_place() -> None:
+    """A GPU and a time of one's own together stop the start; the error names both."""
+    options = {"gpu": "h100", "stream_seconds": 1e-3}
+    with pytest.raises(StartupError, match=r"engine\.options\.gpu .* stream_seconds"):
+        await open_engine(EngineConfig(name="simulated", options=options))
+
+
+async def test_it_says_that_it_is_simulated() -> None:
+    """Its statistics carry the mark; a metric is made of it."""
+    assert _engine().statistics().simulated == 1
+
+
+async def _speak(engine: SimulatedEngine, texts: Sequence[str]) -> int:
+    """Speak `texts` as the server would, silence trimmed, to a virtual player; its underruns."""
+    loop, player, shaper = asyncio.get_running_loop(), Player(), Shaper()
+    for nth, text in enumerate(texts):
+        await asyncio.sleep(max(0.0, player.seconds_until(LEAD_SECONDS, loop.time())))
+        assembler = FrameAssembler()
+        async for ids in engine.generate(_prompt(text, seed=nth)):
+            tones = [tone(periods(frame)) for frame in assembler.push(ids)]
+            if tones and len(heard := shaper.feed(np.concatenate(tones))):
+                player.receive(len(heard) / tokens.SAMPLE_RATE, loop.time())
+        player.receive(len(shaper.finish()) / tokens.SAMPLE_RATE, loop.time())
+    return player.underruns
+
+
+async def _underruns(engine: SimulatedEngine, texts: Sequence[str]) -> int:
+    """As many streams as there are slots, turn after turn; the underruns while all of them speak."""
+
+    async def stream(nth: int) -> int:
+        await asyncio.sleep(nth * TURN_SECONDS / engine.capacity)
+        turns = [await _speak(engine, texts) for _ in range(5)]
+        # In the first turn others were still silent, in the last some are again.
+        return sum(turns[1:-1])
+
+    return sum(await asyncio.gather(*map(stream, range(engine.capacity))))
+
+
+LEAD_SECONDS = 2.0
+SENTENCES = ("x" * 60, "x" * 75, "x" * 90)
+TURN_SECONDS = 15.0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"gpu": "h100-mig-3g.40gb", "variant": "stock"},
+        {"gpu": "h200", "variant": "stock", "silent_frames": 6},
+        {"step_seconds": 4e-3, "stream_seconds": 1e-4, "steps_per_frame": 7, "first_frames": 2},
+        {
+            "step_seconds": 2e-3,
+            "stream_seconds": 5e-5,
+            "kv_token_seconds": 1.5e-7,
+            "prefill_seconds": 1e-3,
+            "steps_per_frame": 7,
+        },
+    ],
+    ids=str,
+)
+@_on_a_virtual_clock
+async def test_the_capacity_is_known(loop: _VirtualClockLoop, given: dict[str, Any]) -> None:
+    """What the arithmetic says is right within 2 % (at least one stream): no underruns with so many
+    less, and some with so many more.
+    """
+    options = Options(**given)
+    capacity = largest_real_time_batch(options.times, options.traffic(SENTENCES))
+    assert capacity > 10
+    margin = max(1, math.ceil(capacity * 0.02))
+    engines = [SimulatedEngine(capacity + more, options) for more in (-margin, margin)]
+    enough, too_many = [await _underruns(engine, SENTENCES) for engine in engines]
+    assert enough == 0 < too_many
 
 
 @_on_a_virtual_clock

@@ -54,6 +54,8 @@ class EngineStatistics(NamedTuple):
     """Memory of the GPU that the engine has taken."""
     iteration_seconds: float | None = None
     """What the latest step took."""
+    simulated: int | None = None
+    """1: there is no model, and what a step takes is an option."""
 
 
 class Engine(Protocol):

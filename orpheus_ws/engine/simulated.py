@@ -1,49 +1,51 @@
 """An engine without a model: plausible ids at a stated cost, and every way an engine can go wrong.
 
 Rule: the event loop is its only clock and nothing here waits for a consumer. What a request will
-say is settled when it starts; every `steps_per_frame` *steps* an active request is one frame (7 ids)
-further. A step is one iteration of in-flight batching: requests join and leave between steps. Whoever leaves frees
-the slot in the same instant, so no slot is ever free while a request waits.
+say is settled when it starts (`simulated_speech`); every `steps_per_frame` *steps* an active request
+is one frame (7 ids) further. A step is one iteration of in-flight batching: requests join and leave
+between steps, and what a step takes is settled when it begins. Whoever leaves frees the slot in the
+same instant, so no slot is ever free while a request waits. Its statistics say that it is simulated.
 """
 
 import asyncio
-import hashlib
 import math
-import random
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from orpheus_ws import tokens
 from orpheus_ws.config import EngineConfig, read_options
 from orpheus_ws.engine import Engine, EngineStatistics, Prompt
-from orpheus_ws.errors import EngineFailed
+from orpheus_ws.engine.simulated_speech import GOOD_FRAMES, Fault, script, spoken_frames
+from orpheus_ws.errors import EngineFailed, StartupError
+from orpheus_ws.planning.profiles import GPUS, GpuName
+from orpheus_ws.planning.steps import (
+    Segment,
+    StepTimes,
+    Traffic,
+    Variant,
+    prompt_tokens,
+    step_times,
+)
 
 DEFAULT_CAPACITY = 64
-MINIMUM_FRAMES = 4
-"""Frames that any text gets, however short."""
 CHARS_PER_SECOND = 15.0
-BAD_ID_PERIOD = 4
-"""With `bad_ids`, one wrong id comes with the last of every so many frames."""
-GOOD_FRAMES = 2
-"""Frames before `loop`, `raises`, `stalls` and `dies` show."""
-LOOP_FRAMES = 3
-
-Fault = Literal["none", "never_stops", "loop", "bad_ids", "empty", "raises", "stalls", "dies"]
-
 _GOOD_IDS = GOOD_FRAMES * tokens.CODES_PER_FRAME
-_SILENT_FRAME_IDS = np.array(tokens.frame_ids([0] * tokens.CODES_PER_FRAME))
+_TIMES = ("step_seconds", "stream_seconds", "kv_token_seconds", "prefill_seconds")
+
+
+_Seconds = Annotated[float, Meta(ge=0, le=60)]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a step costs, how long texts are, and what goes wrong.
 
-    A step takes `step_seconds + stream_seconds * active`; 0 means one turn of the event loop. With
+    A step takes `step_seconds`, `stream_seconds` for each active request, `kv_token_seconds` for each
+    id that they hold in the KV cache, and `prefill_seconds` for each request that joins; 0 altogether
+    means one turn of the event loop. `gpu` gives these times as `docs/capacity.md` derives them. With
     `steps_per_frame = 7` a step is one token, as in a real engine that reports once a frame:
     requests that joined at different steps report at different steps. The faults:
 
@@ -59,12 +61,26 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     The last three pass by a request whose `max_tokens` allow it only those 2 frames.
     """
 
-    step_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    gpu: GpuName | None = None
+    """Take the times of a step on this GPU, a token a step. The times below must then be 0."""
+    variant: Variant = "tuned"
+    """With `gpu`: what the host adds. `floor`: nothing; `tuned`: as after work on the system, 216
+    streams on an H100; `stock`: as usual, 24."""
+    step_seconds: _Seconds = 0.0
     """What every step takes."""
-    stream_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    stream_seconds: _Seconds = 0.0
     """What every active request adds to a step."""
+    kv_token_seconds: _Seconds = 0.0
+    """What every id in the KV cache adds to a step: those of the prompt, and one for each step since."""
+    prefill_seconds: _Seconds = 0.0
+    """What every request that joins adds to its first step."""
     steps_per_frame: Annotated[int, Meta(ge=1)] = 1
     """How many steps a frame takes."""
+    silent_frames: Annotated[int, Meta(ge=0, le=12)] = 0
+    """Frames of silence before the speech of every request. Only the simulated codec makes silence of
+    them."""
+    first_frames: Annotated[int, Meta(ge=1, le=12)] = 1
+    """Frames of speech that come together first, as if a codec had to wait for them."""
     frames_per_char: Annotated[float, Meta(gt=0)] = (
         tokens.SAMPLE_RATE / tokens.SAMPLES_PER_FRAME / CHARS_PER_SECOND
     )
@@ -75,6 +91,39 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Which requests, counted from 0 in the order in which they were started. Empty: all. Request 0
     is the server's own test word, so the first utterance of a client is request 1."""
 
+    @property
+    def times(self) -> StepTimes:
+        """What a step takes."""
+        if self.gpu is not None:
+            return step_times(GPUS[self.gpu], variant=self.variant)
+        return StepTimes(
+            fixed=self.step_seconds,
+            stream=self.stream_seconds,
+            kv_token=self.kv_token_seconds,
+            prefill=self.prefill_seconds,
+        )
+
+    @property
+    def steps_of_a_frame(self) -> int:
+        """How many steps a frame takes; on a GPU each makes one id."""
+        return self.steps_per_frame if self.gpu is None else tokens.CODES_PER_FRAME
+
+    def traffic(self, texts: Sequence[str]) -> Traffic:
+        """What turns of these segments, each shorter than `max_tokens`, ask of this engine.
+
+        With `planning.steps.largest_real_time_batch` it gives the capacity that this engine has with
+        the simulated codec, which looks nowhere ahead.
+        """
+        segments = tuple(
+            Segment(
+                prompt_tokens=prompt_tokens(text),
+                frames=self.silent_frames + spoken_frames(text, self.frames_per_char),
+                silent_seconds=self.silent_frames * tokens.FRAME_SECONDS,
+            )
+            for text in texts
+        )
+        return Traffic(segments=segments, first_frames=self.first_frames, pace=1.0)
+
 
 @dataclass(eq=False, slots=True)
 class _Request:
@@ -82,6 +131,9 @@ class _Request:
 
     ids: list[int]
     fault: Fault
+    prompt_tokens: int
+    last_step: int
+    """The step with which all ids exist."""
     steps: int = 0
     produced: int = 0
     taken: int = 0
@@ -170,6 +222,7 @@ class SimulatedEngine:
             waiting=len(self._waiting),
             steps=self._steps,
             tokens=self._tokens,
+            simulated=1,
         )
 
     async def close(self) -> None:
@@ -189,7 +242,12 @@ class SimulatedEngine:
         chosen = not options.fault_requests or self._started in options.fault_requests
         fault: Fault = options.fault if chosen else "none"
         self._started += 1
-        request = _Request(_script(prompt, fault, options.frames_per_char), fault)
+        ids = script(prompt, fault, options.frames_per_char, options.silent_frames)
+        frames, rest = divmod(len(ids), tokens.CODES_PER_FRAME)
+        steps = options.steps_of_a_frame
+        # What is less than a frame, such as end of speech, takes no longer than its ids do.
+        last_step = steps * frames + math.ceil(rest * steps / tokens.CODES_PER_FRAME)
+        request = _Request(ids, fault, prompt_tokens(prompt.text), last_step)
         self._waiting[request] = None
         self._admit()
         return request
@@ -214,25 +272,36 @@ class SimulatedEngine:
         The schedule is absolute. A step that the event loop delivers late does not delay the next:
         a real engine computes in another process and does not notice how busy this one is.
         """
-        options = self._options
-        now = asyncio.get_running_loop().time
+        now, times = asyncio.get_running_loop().time, self._options.times
         due = now()
         while self._running:
             # Whoever joins while this step runs takes part in the next.
             batch = tuple(self._running)
-            due += options.step_seconds + options.stream_seconds * self._active()
+            due += self._step_seconds(batch, times)
             await asyncio.sleep(max(0.0, due - now()))
             self._step(batch)
         # Not in a `finally`: a task cancelled from outside must not be started anew by `_leave`.
         self._stepping = None
 
+    def _step_seconds(self, batch: tuple[_Request, ...], times: StepTimes) -> float:
+        """What the step takes that begins now; stalled requests hold their place in it."""
+        held = joining = 0
+        # What costs nothing need not be counted; there may be hundreds of requests.
+        if times.kv_token:
+            held = sum(each.prompt_tokens + each.steps for each in (*batch, *self._stalled))
+        if times.prefill:
+            joining = sum(not each.steps for each in batch)
+        return times.step(self._active(), held, joining)
+
     def _step(self, batch: tuple[_Request, ...]) -> None:
         self._steps += 1
         self.stepped_at = asyncio.get_running_loop().time()
-        running, steps_per_frame = self._running, self._options.steps_per_frame
+        running, steps_per_frame = self._running, self._options.steps_of_a_frame
+        first_frames = self._options.silent_frames + self._options.first_frames
+        first_ids = first_frames * tokens.CODES_PER_FRAME
         for request in batch:
             request.steps += 1
-            if request.steps % steps_per_frame:
+            if request.steps % steps_per_frame and request.steps != request.last_step:
                 continue
             if request not in running:
                 continue  # it left, or the engine died, while this step ran
@@ -246,6 +315,8 @@ class SimulatedEngine:
             self._tokens += after - before
             if after == len(request.ids):
                 del running[request]
+            elif after < first_ids:
+                continue
             request.wake()
         self._admit()
 
@@ -269,68 +340,17 @@ class SimulatedEngine:
             place.clear()
 
 
+def examine(options: Options) -> None:
+    """Raise `StartupError` for times that come from two places."""
+    given = [name for name in _TIMES if getattr(options, name)]
+    if options.gpu is not None and given:
+        raise StartupError(
+            f"engine.options.gpu gives the times of a step already: leave out it or {given[0]}"
+        )
+
+
 async def open_engine(config: EngineConfig) -> Engine:
     """Open it with `config.capacity` slots, or 64. Raises `StartupError` for a wrong option."""
     options = read_options(config.options, Options, "engine.options")
+    examine(options)
     return SimulatedEngine(config.capacity or DEFAULT_CAPACITY, options)
-
-
-@lru_cache(maxsize=256)
-def _script(prompt: Prompt, fault: Fault, frames_per_char: float) -> list[int]:
-    """All that a request will say if nobody stops it: at most `max_tokens` ids. Not to be changed.
-
-    It is kept, so that who measures with the same prompts does not measure the making of ids.
-    """
-    if fault == "empty":
-        return [tokens.END_OF_SPEECH][: prompt.max_tokens]
-    endless = fault in ("never_stops", "loop")
-    frames = math.ceil(prompt.max_tokens / tokens.CODES_PER_FRAME)
-    if not endless:
-        frames = min(frames, max(MINIMUM_FRAMES, math.ceil(len(prompt.text) * frames_per_char)))
-    entropy = _entropy(prompt)
-    ids = _frames(entropy, frames, loops=fault == "loop")
-    if fault == "bad_ids":
-        _insert_bad_ids(ids, random.Random(entropy))
-    if not endless:
-        ids.append(tokens.END_OF_SPEECH)
-    return ids[: prompt.max_tokens]
-
-
-def _entropy(prompt: Prompt) -> int:
-    """Seed and text as one number. Text from JSON may hold half a surrogate pair."""
-    key = f"{prompt.seed} {prompt.text}".encode(errors="surrogatepass")
-    return int.from_bytes(hashlib.blake2b(key, digest_size=16).digest(), "big")
-
-
-def _frames(entropy: int, frames: int, *, loops: bool) -> list[int]:
-    """Flat ids of `frames` frames; the first ones do not depend on how many there are."""
-    # An all-zero frame would be silence to the simulated codec; it is one in 2**84.
-    size = (frames, tokens.CODES_PER_FRAME)
-    codes = np.random.default_rng(entropy).integers(tokens.CODEBOOK_SIZE, size=size)
-    if loops:
-        order = np.arange(frames)
-        order[GOOD_FRAMES:] = GOOD_FRAMES + (order[GOOD_FRAMES:] - GOOD_FRAMES) % LOOP_FRAMES
-        codes = codes[order]
-    ids: list[int] = (codes + _SILENT_FRAME_IDS).ravel().tolist()
-    return ids
-
-
-def _insert_bad_ids(ids: list[int], chance: random.Random) -> None:
-    size = tokens.CODES_PER_FRAME
-    for nth in range(len(ids) // size // BAD_ID_PERIOD):
-        frame = (nth + 1) * BAD_ID_PERIOD - 1
-        slot = chance.randrange(size)
-        # `nth` bad ids have gone in before this one.
-        ids.insert(frame * size + slot + nth, _bad_id(chance, slot))
-
-
-def _bad_id(chance: random.Random, slot: int) -> int:
-    """An id that may not come where `slot` is due. Never slot 0, which would start a frame."""
-    code = chance.randrange(tokens.CODEBOOK_SIZE)
-    return chance.choice(
-        (
-            chance.randrange(tokens.FIRST_SPECIAL_ID),
-            tokens.audio_id(1 + slot % (tokens.CODES_PER_FRAME - 1), code),
-            tokens.AUDIO_END + code,
-        )
-    )

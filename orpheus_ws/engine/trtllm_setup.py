@@ -6,7 +6,6 @@ named "TensorRT-LLM's" are those of 1.2's `llm_args.py`.
 """
 
 import logging
-import math
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Annotated, Any, Final, Literal
@@ -21,13 +20,9 @@ from orpheus_ws.engine.checkpoint import Checkpoint
 from orpheus_ws.engine.checkpoint_limits import check_capacity, choose
 from orpheus_ws.errors import StartupError
 from orpheus_ws.manifest import Limits, Manifest
+from orpheus_ws.planning import memory
 
-TOKENS_PER_BLOCK: Final = 32
-"""Of the KV cache; TensorRT-LLM's default."""
 GIB: Final = 2**30
-PROMPT_TOKENS: Final = 512
-STEP_TOKENS: Final = 8192
-"""TensorRT-LLM's default of `max_num_tokens`."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     graph_sizes: tuple[Positive, ...] = ()
     """Batch sizes with a CUDA graph, each of up to 200 MB. Empty: the manifest's, or steps of a third
     up to the capacity."""
-    kv_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    kv_fraction: Annotated[float, Meta(gt=0, le=1)] = memory.KV_FRACTION
     """Share of the memory that is free after loading which the KV cache may take; TensorRT-LLM's
     default. It takes no more than the capacity needs."""
     legal_bias: bool = False
@@ -78,9 +73,11 @@ def settle_limits(options: Options, capacity: int | None, manifest: Manifest | N
         check_capacity(manifest, capacity)
     limits = Limits(
         max_batch_size=stated.max_batch_size if stated else capacity or 1,
-        max_prompt_tokens=settled("max_prompt_tokens", options.max_prompt_tokens, PROMPT_TOKENS),
+        max_prompt_tokens=settled(
+            "max_prompt_tokens", options.max_prompt_tokens, memory.MAX_PROMPT_TOKENS
+        ),
         max_tokens=settled("max_tokens", options.max_tokens, tokens.MAX_TOKENS),
-        max_num_tokens=settled("max_num_tokens", options.max_num_tokens, STEP_TOKENS),
+        max_num_tokens=settled("max_num_tokens", options.max_num_tokens, memory.STEP_TOKENS),
         graph_sizes=choose(
             "graph_sizes", options.graph_sizes or None, stated.graph_sizes if stated else None, ()
         ),
@@ -101,8 +98,7 @@ def check_kv_cache(checkpoint: Checkpoint, options: Options) -> None:
 
 def stream_tokens(limits: Limits) -> int:
     """Ids that one stream may hold in the KV cache, in whole blocks."""
-    longest = limits.max_prompt_tokens + limits.max_tokens
-    return math.ceil(longest / TOKENS_PER_BLOCK) * TOKENS_PER_BLOCK
+    return memory.stream_tokens(limits.max_prompt_tokens, limits.max_tokens)
 
 
 def kv_bytes_per_token(checkpoint: Checkpoint, options: Options) -> int:
@@ -167,16 +163,10 @@ def check_steps(limits: Limits, capacity: int) -> None:
 
 
 def graph_sizes(limits: Limits, capacity: int) -> list[int]:
-    """Batch sizes to capture, ascending, the last one `capacity`: 1, 2, 4, 6, 8, 12, 16, 24 …
-
-    A batch between two of them is padded to the larger, so at most a third of a step is wasted
-    from 4 on, and 256 streams take 15 graphs.
-    """
+    """Batch sizes to capture, ascending, the last one `capacity`."""
     if limits.graph_sizes:
         return sorted({size for size in limits.graph_sizes if size < capacity} | {capacity})
-    powers = [2**power for power in range(capacity.bit_length())]
-    between = [3 * power for power in powers[1:]]
-    return sorted({size for size in (*powers, *between) if size < capacity} | {capacity})
+    return memory.graph_sizes(capacity)
 
 
 def llm_arguments(
@@ -188,15 +178,13 @@ def llm_arguments(
     left out and logged, for an unknown one is an error. Reuse of blocks, chunked prefill and a
     cache on the host stay off: prompts are short, and each had errors that mixed streams up.
     """
-    # A block more for each stream and one for the padding of a graph, which are nobody's ids.
-    spare = (capacity + 1) * TOKENS_PER_BLOCK
     kv_cache: dict[str, Any] = {
         # `auto` is what the checkpoint declares, and the type of its weights if it declares nothing.
         "dtype": "fp8" if options.kv_cache == "fp8" else "auto",
         # The smaller of the two wins.
-        "max_tokens": capacity * stream_tokens(limits) + spare,
+        "max_tokens": memory.pool_tokens(capacity, stream_tokens(limits)),
         "free_gpu_memory_fraction": options.kv_fraction,
-        "tokens_per_block": TOKENS_PER_BLOCK,
+        "tokens_per_block": memory.TOKENS_PER_BLOCK,
         "enable_block_reuse": False,
         "enable_partial_reuse": False,
         "copy_on_partial_reuse": False,

@@ -25,6 +25,7 @@ from orpheus_ws.engine.trtllm_proof import (
 from orpheus_ws.engine.trtllm_setup import Options
 from orpheus_ws.errors import StartupError
 from orpheus_ws.manifest import Limits
+from orpheus_ws.planning import memory
 from tests.doctor_runs import doctor, settings
 from tests.voice import fake_trtllm
 
@@ -90,8 +91,8 @@ def test_orpheus_in_figures(checkpoint: checkpoint_module.Checkpoint) -> None:
 def test_a_stream_is_whole_blocks(prompt: int, speech: int) -> None:
     """It holds prompt and speech, with less than a block to spare."""
     held = setup.stream_tokens(limits(max_prompt_tokens=prompt, max_tokens=speech))
-    assert held % setup.TOKENS_PER_BLOCK == 0
-    assert 0 <= held - prompt - speech < setup.TOKENS_PER_BLOCK
+    assert held % memory.TOKENS_PER_BLOCK == 0
+    assert 0 <= held - prompt - speech < memory.TOKENS_PER_BLOCK
 
 
 @given(CAPACITIES, st.integers(2560, 10**7))
