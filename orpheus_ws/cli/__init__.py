@@ -14,6 +14,7 @@ from orpheus_ws.cli.access_token import access_token
 from orpheus_ws.cli.bench import bench
 from orpheus_ws.cli.doctor import doctor
 from orpheus_ws.cli.exits import Exit
+from orpheus_ws.cli.load import load
 from orpheus_ws.cli.say import say
 from orpheus_ws.cli.serve import serve
 from orpheus_ws.errors import OrpheusError
@@ -25,7 +26,7 @@ def cli() -> None:
     """Real-time Orpheus speech over WebSockets."""
 
 
-for command in (serve, say, access_token, bench, doctor):
+for command in (serve, say, load, access_token, bench, doctor):
     cli.add_command(command)
 
 

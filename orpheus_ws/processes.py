@@ -1,15 +1,16 @@
-"""Processes of a benchmark: started fresh, spoken to over a pipe, measured by the operating system.
+"""Processes that measure or are measured: started fresh, spoken to over a pipe.
 
-Rule: a child is a function of this package with a pipe to its parent. It ends when its parent does.
+Rule: a child is a function of this package with a pipe to its parent. It ends when its parent does, and
+a Ctrl-C at the terminal is the parent's alone to answer.
 """
 
 import contextlib
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
-
-import psutil
 
 from orpheus_ws.errors import BenchFailed
 
@@ -21,14 +22,14 @@ class Child:
     """A running process and the pipe to it."""
 
     def __init__(self, process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:
+        self.pipe = pipe
+        """For `multiprocessing.connection.wait`; readable, too, once the process has ended."""
         self._process = process
-        self._pipe = pipe
-        assert process.pid is not None
-        self._statistics = psutil.Process(process.pid)
 
     def tell(self, message: object) -> None:
-        """Send it something."""
-        self._pipe.send(message)
+        """Send it something; nothing if it has ended."""
+        with contextlib.suppress(BrokenPipeError):
+            self.pipe.send(message)
 
     def hear(self, seconds: float = 0.0) -> Any:
         """Wait for the next thing it says, `seconds` longer than a start may take.
@@ -36,20 +37,17 @@ class Child:
         Raises `BenchFailed` when it has ended or says nothing.
         """
         try:
-            if self._pipe.poll(START_SECONDS + seconds):
-                return self._pipe.recv()
-        except EOFError:
+            if self.pipe.poll(START_SECONDS + seconds):
+                return self.pipe.recv()
+        except (EOFError, ConnectionResetError):
             pass
         raise BenchFailed(f"the process {self._process.name!r} failed; its error is above")
 
-    def cpu_seconds(self) -> float:
-        """CPU time it has used, in user and kernel mode."""
-        times = self._statistics.cpu_times()
-        return times.user + times.system
-
-    def resident_bytes(self) -> int:
-        """Memory it holds."""
-        return int(self._statistics.memory_info().rss)
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process.pid is not None
+        return self._process.pid
 
 
 @contextlib.contextmanager
@@ -58,7 +56,8 @@ def child(name: str, target: Callable[..., None], *arguments: object) -> Iterato
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(*arguments, theirs), name=name, daemon=True)
-    process.start()
+    with _interrupts_held():
+        process.start()
     theirs.close()
     try:
         yield Child(process, ours)
@@ -66,3 +65,15 @@ def child(name: str, target: Callable[..., None], *arguments: object) -> Iterato
         process.kill()
         process.join()
         ours.close()
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """What is started meanwhile never sees SIGINT; one that comes meanwhile is seen afterwards."""
+    # It is started with the first process, and starting it lets SIGINT through again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

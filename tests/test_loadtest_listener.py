@@ -1,0 +1,170 @@
+"""The ear of one turn, without sockets: what it hears depends on what comes and when, on nothing else."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orpheus_ws import messages as m
+from orpheus_ws.loadtest import Plan
+from orpheus_ws.loadtest.corpus import SIZES, TURNS, Script, script
+from orpheus_ws.loadtest.listener import Listener
+from orpheus_ws.text import Segmenter
+
+RATE = 24_000
+T0 = 100.0
+
+
+def listener(chars: int = 10, **options: float) -> Listener:
+    """One for a text of so many characters."""
+    plan = Plan(url="ws://127.0.0.1:1/", **options)  # type: ignore[arg-type]
+    text = Script("short", ("x",), 0, chars)
+    return Listener(plan, text, T0, over=lambda: None, gap=_pass, late=lambda: None, first=_pass)
+
+
+def _pass(_: float) -> None:
+    """Nobody wants to know."""
+
+
+def noise(samples: int, seed: int = 0) -> bytes:
+    """Something to hear."""
+    values = np.random.default_rng(seed).integers(-9000, 9000, samples)
+    return values.astype("<i2").tobytes()
+
+
+def audio(seq: int, offset: int, pcm: bytes) -> m.Audio:
+    """A chunk."""
+    return m.Audio(context="c", seq=seq, offset=offset, pcm=pcm)
+
+
+def done(samples: int, chars: int = 10) -> m.Done:
+    """The end of so much audio."""
+    return m.Done(context="c", reason="end", audio_ms=samples / RATE * 1000, chars=chars)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 20_000), min_size=1, max_size=30),
+    waits=st.lists(st.floats(0, 0.2), min_size=30, max_size=30),
+)
+def test_whole_speech_has_no_fault(sizes: list[int], waits: list[float]) -> None:
+    """However speech is cut and whenever it comes: numbered rightly, it is whole."""
+    pcm = noise(sum(sizes))
+    ear, offset, now = listener(chars=1), 0, T0
+    for seq, (size, wait) in enumerate(zip(sizes, waits, strict=False)):
+        now += wait
+        ear.receive(audio(seq, offset, pcm[2 * offset : 2 * (offset + size)]), now)
+        offset += size
+    ear.receive(done(offset, chars=1), now)
+    turn = ear.turn(0, T0, now, T0)
+    # A text of one character is said in no time, but not in less.
+    expected = ("early_end",) if offset < RATE / 40 else ()
+    assert turn.faults == expected
+    assert turn.audio_seconds == pytest.approx(sum(sizes) / RATE)
+
+
+def test_latencies() -> None:
+    """Each counts from the same moment: first byte, first audible sample, first sentence, the whole."""
+    ear = listener(chars=20)
+    ear.receive(m.Started(context="c", handle=0, queue_ms=7), T0 + 0.05)
+    ear.receive(m.Segment(context="c", index=0, text="x", offset=0), T0 + 0.06)
+    ear.receive(audio(0, 0, bytes(2 * 2400)), T0 + 0.1)
+    ear.receive(audio(1, 2400, noise(2400)), T0 + 0.3)
+    ear.receive(m.Segment(context="c", index=1, text="x", offset=4800), T0 + 0.35)
+    ear.receive(audio(2, 4800, noise(RATE, 1)), T0 + 0.38)
+    ear.receive(done(4800 + RATE, chars=20), T0 + 0.39)
+    turn = ear.turn(3, T0, T0 + 0.5, T0 - 10)
+    assert turn.queue_ms == 7
+    latencies = (turn.first_byte_ms, turn.first_audio_ms, turn.first_sentence_ms, turn.whole_ms)
+    assert latencies == pytest.approx((100, 300, 300, 390))
+    assert (turn.stream, turn.begun) == (3, 10)
+    assert turn.ended == pytest.approx(10.39)
+    # It is heard a buffer after its first chunk, for 1.2 s; the second came too late by 20 ms.
+    assert turn.underruns == 1
+    assert turn.starved_ms == pytest.approx(20)
+    assert turn.heard == pytest.approx(10 + 0.1 + 0.08 + 0.02 + 1.2)
+    assert turn.longest_gap_ms == pytest.approx(200)
+
+
+def test_real_time_factor() -> None:
+    """It counts until the server may wait for the listener, and again when the listener's lead melts."""
+    ear = listener(chars=100)
+    for n in range(10):  # twice as fast as it is heard, for 1 s
+        ear.receive(audio(n, n * 4800, noise(4800, n)), T0 + 0.1 * (n + 1))
+    turn = ear.turn(0, T0, T0 + 1, T0)
+    assert turn.real_time_factor == pytest.approx(2.0)
+    # Then more at once, a lead of 2 s: no faster engine, only less waiting.
+    ear.receive(audio(10, 48_000, noise(RATE, 11)), T0 + 1.0)
+    assert ear.turn(0, T0, T0 + 1, T0).real_time_factor == pytest.approx(2.0)
+    # And then nothing until nearly all is heard.
+    ear.receive(audio(11, 72_000, noise(4800, 12)), T0 + 3.0)
+    assert ear.turn(0, T0, T0 + 3, T0).real_time_factor == pytest.approx(3.2 / 3.0)
+
+
+def test_an_interrupted_turn() -> None:
+    """What comes after the listener spoke is not played, but it must still be accounted for."""
+    ear = listener(chars=100)
+    ear.receive(audio(0, 0, noise(4800)), T0 + 0.1)
+    assert ear.played_ms(T0 + 0.28) == pytest.approx(100)
+    ear.interrupt(T0 + 0.28)
+    assert ear.closed
+    ear.receive(audio(1, 4800, noise(4800, 1)), T0 + 5)
+    ear.receive(m.Cancelled(context="c", sent_ms=400), T0 + 5.1)
+    turn = ear.turn(0, T0, T0 + 6, T0)
+    assert (turn.outcome, turn.underruns, turn.faults) == ("cancelled", 0, ())
+    assert turn.cancel_ms == pytest.approx(4820)
+    assert turn.heard == turn.ended
+
+
+def test_what_was_sent_before_a_cancel_must_come() -> None:
+    """`cancelled` counts what was sent; less than that is a fault."""
+    ear = listener(chars=100)
+    ear.receive(audio(0, 0, noise(4800)), T0 + 0.1)
+    ear.interrupt(T0 + 0.2)
+    ear.receive(m.Cancelled(context="c", sent_ms=300), T0 + 0.3)
+    assert ear.turn(0, T0, T0 + 1, T0).faults == ("early_end",)
+
+
+def test_stall() -> None:
+    """Silence from the server is a stall only when nothing is left to play, for so long."""
+    ear = listener(stall_seconds=2)
+    ear.receive(audio(0, 0, noise(5 * RATE)), T0)
+    assert not ear.stalls(T0 + 5)
+    assert ear.stalls(T0 + 5.2)
+    assert not ear.stalls(T0 + 6)
+    turn = ear.turn(0, T0, T0 + 6, T0)
+    assert (turn.outcome, turn.failure, turn.faults) == ("failed", "stall", ("stall",))
+
+
+def test_a_tone_repeats_itself() -> None:
+    """A simulated codec's tone is the same in every chunk, which says nothing."""
+    tone = (9000 * np.sin(np.arange(2048) * 2 * np.pi * 20 / 2048)).round().astype("<i2").tobytes()
+    ear = listener(chars=1)
+    for n in range(4):
+        ear.receive(audio(n, n * 2048, tone), T0)
+    ear.receive(done(4 * 2048, chars=1), T0)
+    assert ear.turn(0, T0, T0, T0).faults == ()
+
+
+def test_a_text_cut_once_more() -> None:
+    """Text that came late is cut once more than foreseen; no word is missing for that."""
+    ear = listener(chars=21)
+    for index in range(3):
+        ear.receive(m.Segment(context="c", index=index, text="x", offset=0), T0)
+    ear.receive(audio(0, 0, noise(RATE)), T0)
+    ear.receive(done(RATE, chars=19), T0)
+    assert ear.turn(0, T0, T0, T0).faults == ()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("words", [True, False])
+def test_corpus(size: str, *, words: bool) -> None:
+    """Turns differ, are as long as they are called, and are known to the segmenter."""
+    assert len(set(TURNS[size])) == len(TURNS[size]) >= 8
+    low, high = {"short": (1, 4), "medium": (5, 12), "long": (15, 40)}[size]
+    for text in TURNS[size]:
+        turn = script(size, text, words=words)
+        assert low <= turn.seconds <= high
+        assert "".join(turn.pieces).split() == text.split()
+        segmenter = Segmenter()
+        for piece in turn.pieces[: turn.completing]:
+            assert not segmenter.feed(piece)

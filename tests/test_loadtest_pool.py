@@ -1,0 +1,196 @@
+"""A pool of real processes against a real server, and the command."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from orpheus_ws.loadtest import Harness, Plan, Progress, Result, run, run_naive
+from orpheus_ws.loadtest.report import Table, page
+from orpheus_ws.loadtest.tally import Tally
+from tests.harness import server, turns_until
+from tests.test_cli import command, serving
+from tests.test_cli import run as run_command
+
+SHORT = {"sizes": (1.0, 0.0, 0.0), "words_per_second": None, "ramp_seconds": 0.0, "lead_ms": 10_000}
+URL = "ws://127.0.0.1:1/v1/tts"
+
+
+async def test_run() -> None:
+    """More streams than slots, in two processes: the excess is refused, what is admitted is whole."""
+    plan = msgspec.convert(
+        {"url": "", "streams": 8, "utterances": 16, "traffic": "steady", "processes": 2, **SHORT},
+        Plan,
+    )
+    async with server("engine.capacity=6") as started:
+        plan = msgspec.structs.replace(plan, url=started.address.url)
+        result = await asyncio.to_thread(run, plan)
+        await turns_until(lambda: started.admission.active == 0)
+    figures = result.figures
+    assert result.broken == ()
+    assert (figures.turns, figures.done, figures.faults, figures.failures) == (16, 16, {}, {})
+    assert figures.refused["full"] >= 2
+    assert (result.harness.processes, result.stopped) == (2, None)
+    # Each stream opened one socket and used it again.
+    assert figures.connect_ms is not None
+    assert figures.connect_ms.count <= 8
+    assert figures.reuse_ms is not None
+    assert figures.reuse_ms.count == 16 - figures.connect_ms.count
+    assert len(result.turns) == 16
+    assert max(turn.streams for turn in result.turns) <= 6
+    assert msgspec.json.decode(msgspec.json.encode(result), type=Result) == result
+
+
+async def test_stopping_early() -> None:
+    """What the watcher says ends the run and is why; what was under way is cut off, and all is closed."""
+    seen: list[Progress] = []
+
+    def watch(progress: Progress) -> str | None:
+        seen.append(progress)
+        return "enough" if progress.live.speaking == 3 else None
+
+    async with server("engine.options.step_seconds=0.1") as started:
+        plan = Plan(url=started.address.url, streams=3, seconds=600, ramp_seconds=0, processes=1)
+        result = await asyncio.to_thread(run, plan, watch=watch)
+        await turns_until(lambda: started.admission.active == 0)
+    assert (result.stopped, result.interrupted) == ("enough", False)
+    assert result.figures.cut == 3
+    assert seen[-1].live.sockets == 3
+
+
+async def test_naive() -> None:
+    """The naive way opens a socket for every turn, one after the other."""
+    async with server() as started:
+        plan = Plan(url=started.address.url, streams=50, seconds=0.5, sizes=(1, 0, 0))
+        naive = await asyncio.to_thread(run_naive, plan)
+    figures = naive.figures
+    assert figures.turns > 1
+    assert figures.reuse_ms is None
+    assert figures.connect_ms is not None
+    assert figures.connect_ms.count == figures.turns
+
+
+QUICK = ("--utterances", "6", "--ramp", "0", "--whole", "--sizes", "1", "0", "0", "--traffic",
+         "steady", "--lead-ms", "10000", "--streams", "2")  # fmt: skip
+
+
+class _Outside(HTMLParser):
+    """Finds what a page would ask others for, and scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [tag] * (tag in ("script", "link", "iframe", "img", "object"))
+        self.found += [name for name, _ in attrs if name in ("src", "href", "srcset")]
+
+
+def test_command(tmp_path: Path) -> None:
+    """All well: exit code 0, the same result in the file and on standard output, and a page."""
+    out, report = tmp_path / "r.json", tmp_path / "r.html"
+    with serving() as (_, announcement):
+        done = run_command(
+            "load", announcement["url"], *QUICK, "--objective-ms", "60000", "--naive", "--json",
+            "--out", str(out), "--report", str(report), "--label", "<simulated> & labelled",
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = msgspec.json.decode(done.stdout, type=Result)
+    assert out.read_text() == done.stdout
+    assert (result.figures.done, result.broken) == (6, ())
+    assert result.naive is not None
+    assert "sockets speak" in done.stderr
+    check_page(report.read_text())
+    assert "&lt;simulated&gt; &amp; labelled" in report.read_text()
+    assert "The naive way" in report.read_text()
+
+
+def check_page(html: str) -> None:
+    """It is one file, and its pictures are well formed."""
+    outside = _Outside()
+    outside.feed(html)
+    assert outside.found == []
+    assert not re.search(r"url\(|@import|javascript:", html)
+    pictures = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+    assert len(pictures) == 4
+    for picture in pictures:
+        ElementTree.fromstring(picture)
+
+
+def test_a_broken_bound() -> None:
+    """A bound that no server keeps: exit code 1, and a line that says which."""
+    with serving() as (_, announcement):
+        done = run_command("load", announcement["url"], *QUICK, "--objective-ms", "0.001")
+    assert done.returncode == 1
+    assert re.search(r"p99 \d+ ms, above the objective of 0.001 ms", done.stderr)
+    assert "6 turns: 6 spoken to the end" in done.stdout
+
+
+def test_ctrl_c() -> None:
+    """Ctrl-C at the terminal prints what was measured, without a traceback of any process."""
+    arguments = ("--seconds", "600", "--streams", "4", "--ramp", "0", "--json", "--processes", "2")
+    with (
+        serving() as (_, announcement),
+        subprocess.Popen(
+            command("load", announcement["url"], *arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
+        assert process.stderr is not None
+        begun = process.stderr.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    assert "sockets speak" in begun
+    assert "Traceback" not in errors
+    assert json.loads(output)["stopped"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (("--whole", "--words-per-second", "5"), "--words-per-second"),
+        (("--utterances", "5", "--seconds", "5"), "--utterances"),
+        (("--sizes", "0", "0", "0"), "--sizes"),
+        (("--streams", "0"), "--streams"),
+        (("--barge-in", "2"), "--barge-in"),
+    ],
+)
+def test_usage(wrong: tuple[str, ...], says: str) -> None:
+    """What cannot be is a usage error that names the option."""
+    refused = run_command("load", URL, *wrong)
+    assert refused.returncode == 2
+    assert says in refused.stderr
+
+
+def test_no_server() -> None:
+    """Where nothing listens, one line says so."""
+    failed = run_command("load", URL, "--streams", "1")
+    assert failed.returncode == 1
+    assert "nothing listens at 127.0.0.1:1" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_page_of_nothing() -> None:
+    """A run that heard nothing still has a page, which says so; tables of others are on it."""
+    tally = Tally()
+    result = Result(
+        plan=Plan(url=URL), began=0.0, seconds=0.0, stopped="interrupted", figures=tally.figures(),
+        harness=Harness(processes=1, cpu_share=0.0, lag_ms_p99=0.0, lag_ms_highest=0.0),
+        gaps=tally.gaps(), turns=(),
+    )  # fmt: skip
+    html = page(result, [Table("Cost", ("", "a <hour>"), [("speech", "1 &")])])
+    check_page(html)
+    assert "no turn had any audio" in html
+    assert "Ended before its time: interrupted." in html
+    assert "a &lt;hour&gt;" in html
