@@ -20,6 +20,7 @@ from orpheus_ws.loadtest import worker
 from orpheus_ws.loadtest.plan import Plan
 from orpheus_ws.loadtest.tally import Batch, Tally
 from orpheus_ws.loadtest.turn import Figures, Gaps, Harness, Naive, Progress, Turn
+from orpheus_ws.planning.cost import Cost, Usage
 from orpheus_ws.processes import Child, child
 
 STREAMS_PER_PROCESS: Final = 50
@@ -49,6 +50,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     turns: tuple[Turn, ...]
     """By their beginning: the first 2000, and up to as many faulty ones among the others."""
     naive: Naive | None = None
+    usage: Usage | None = None
+    cost: Cost | None = None
+    """If the streams of the plan are what the server has slots for, and `usage` is how they are used."""
 
     @property
     def interrupted(self) -> bool:
