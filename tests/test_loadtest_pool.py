@@ -97,7 +97,8 @@ class _Outside(HTMLParser):
 def test_command(tmp_path: Path) -> None:
     """All well: exit code 0, the same result in the file and on standard output, and a page."""
     out, report = tmp_path / "r.json", tmp_path / "r.html"
-    with serving() as (_, announcement):
+    # Not at once, so that there is progress to tell of.
+    with serving("--set", "engine.options.step_seconds=0.01") as (_, announcement):
         done = run_command(
             "load", announcement["url"], *QUICK, "--objective-ms", "60000", "--naive", "--json",
             "--out", str(out), "--report", str(report), "--label", "<simulated> & labelled",
