@@ -113,20 +113,22 @@ def test_a_gpu_engine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 async def test_the_source_shows(
-    source: str, manifest: str, caplog: pytest.LogCaptureFixture
+    source: str, manifest: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Sockets, engine and codec have the one number; where it comes from is in metric and status."""
+    without_model = measured(tmp_path / "s.json", 23, SIMULATED, simulated=True)
     keys = {
         "measured": f"engine.manifest={manifest}",
+        "simulated": f"engine.manifest={without_model}",
         "override": "engine.capacity_override=5",
         "uncalibrated": "engine.uncalibrated=6",
         "configured": "engine.capacity=7",
         "default": "engine.name=simulated",
     }
-    streams = {"measured": 24, "override": 5, "uncalibrated": 6, "configured": 7, "default": 64}
+    streams = {"measured": 24, "simulated": 23, "override": 5, "uncalibrated": 6, "configured": 7}
     with caplog.at_level(logging.WARNING, "orpheus_ws.server"):
         async with server(keys[source]) as started:
-            number = streams[source]
+            number = streams.get(source, 64)
             assert (started.engine.capacity, started.admission.capacity) == (number, number)
             assert started.turns.slots == number
             assert await metric(started, "orpheus_capacity") == number
@@ -135,8 +137,10 @@ async def test_the_source_shows(
             told = json.loads((await http(started, "/capacity"))[1])
             assert (told["streams"], told["source"]) == (number, source)
     warned = [record.getMessage() for record in caplog.records]
-    expected = ["the capacity is not what was measured here"]
-    assert warned == (expected if source in ("override", "uncalibrated") else [])
+    other = "the capacity is not what was measured here"
+    warnings = {"override": other, "uncalibrated": other}
+    warnings["simulated"] = "the capacity was measured with a simulated engine"
+    assert warned == [warnings[source]] * (source in warnings)
 
 
 def test_keys_are_read() -> None:
