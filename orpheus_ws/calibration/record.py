@@ -122,6 +122,11 @@ def find_target(config: EngineConfig) -> Target:
     return Target(hardware, model_hash(config, manifest), path, manifest)
 
 
+def today() -> datetime.date:
+    """The date that a measurement gets."""
+    return datetime.datetime.now(datetime.UTC).date()
+
+
 def versions() -> dict[str, str]:
     """Of the packages that a figure depends on, as far as they are installed."""
     found = {"orpheus-ws": orpheus_ws.__version__, "python": platform.python_version()}

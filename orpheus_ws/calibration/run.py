@@ -4,7 +4,6 @@ Rule: one server at a time, started for its batch and ended before the next. All
 those that failed as well. Nothing is written here.
 """
 
-import datetime
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -103,7 +102,7 @@ class Calibration:
             driver=settings.target.hardware.driver,
             model=settings.target.model,
             simulated=self.simulated,
-            date=datetime.datetime.now(datetime.UTC).date(),
+            date=record.today(),
             objective_ms=settings.objective_ms,
             prebuffer_ms=Player.PREBUFFER * 1000,
             probe_seconds=settings.probe_seconds,
