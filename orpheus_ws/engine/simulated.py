@@ -340,7 +340,7 @@ class SimulatedEngine:
             place.clear()
 
 
-def examine(options: Options) -> None:
+def examine(options: Options, _capacity: int | None) -> None:
     """Raise `StartupError` for times that come from two places."""
     given = [name for name in _TIMES if getattr(options, name)]
     if options.gpu is not None and given:
@@ -352,5 +352,5 @@ def examine(options: Options) -> None:
 async def open_engine(config: EngineConfig) -> Engine:
     """Open it with `config.capacity` slots, or 64. Raises `StartupError` for a wrong option."""
     options = read_options(config.options, Options, "engine.options")
-    examine(options)
+    examine(options, config.capacity)
     return SimulatedEngine(config.capacity or DEFAULT_CAPACITY, options)
