@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from orpheus_ws.loadtest import Figures, Harness, Plan, Progress, Result
-from orpheus_ws.loadtest.pool import verdict
+from orpheus_ws.loadtest.pool import NO_AUDIO, verdict
 from orpheus_ws.loadtest.report import SLOW_CPU, SLOW_LAG_MS
 
 Traffic = Literal["steady", "variable"]
@@ -88,6 +88,20 @@ def plan(
     )
 
 
+def warming(url: str, streams: int) -> Plan:
+    """A short turn of every stream, as fast as it goes: what a server does for the first time is slower."""
+    return Plan(
+        url=url,
+        streams=streams,
+        utterances=streams,
+        ramp_seconds=0.0,
+        sizes=(1.0, 0.0, 0.0),
+        traffic="steady",
+        words_per_second=None,
+        lead_ms=10_000,
+    )
+
+
 def clearly_broken(progress: Progress) -> str | None:
     """Which bound cannot be kept any more, if one, while the run goes on."""
     live, figures = progress.live, progress.figures
@@ -107,6 +121,8 @@ def broken_bounds(result: Result) -> tuple[str, ...]:
     """What of a run was not as it has to be, one line each."""
     plan_, figures = result.plan, result.figures
     lines = list(verdict(plan_, figures))
+    if result.stopped is not None and NO_AUDIO in lines:
+        lines.remove(NO_AUDIO)  # it was not given the time
     pace = figures.slowest_stream
     if pace is not None and pace < 1:
         lines.append(f"real time: the slowest stream was spoken to at {pace:.3f} times real time")

@@ -84,6 +84,7 @@ class Calibration:
         self._show.line(f"searching with a batch of {settings.most}")
         with serving(settings.arguments, settings.most) as server:
             self._examine(server)
+            self._warm(server, settings.start)
             found = search.largest(
                 lambda streams: self._holds(server, streams),
                 start=settings.start,
@@ -122,6 +123,13 @@ class Calibration:
         with connect_sync(server.url, api_key=self._settings.api_key) as client:
             self.voices = client.ready.voices
 
+    def _warm(self, server: Server, streams: int) -> None:
+        """Let it do everything once before it counts."""
+        plan = probe.warming(server.url, streams)
+        if run(plan, api_key=self._settings.api_key).interrupted:
+            raise KeyboardInterrupt
+        server.check()
+
     def _holds(self, server: Server, streams: int) -> bool:
         """Both kinds of traffic, the harder one first. What failed has one more chance.
 
@@ -143,6 +151,7 @@ class Calibration:
         self._show.line(f"confirming with a batch of {streams}")
         seconds = self._settings.confirm_seconds / len(TRAFFICS)
         with serving(self._settings.arguments, streams) as server:
+            self._warm(server, streams)
             return all(
                 self._try(server, streams, traffic, "confirm", streams, seconds).held
                 for traffic in TRAFFICS

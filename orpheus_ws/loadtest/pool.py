@@ -66,6 +66,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 INTERRUPTED: Final = "interrupted"
+NO_AUDIO: Final = "no turn had any audio"
 
 
 def run(plan: Plan, *, api_key: str | None = None, watch: Watch | None = None) -> Result:
@@ -128,7 +129,7 @@ def verdict(plan: Plan, figures: Figures) -> tuple[str, ...]:
     """What of the figures is not as it should be, one line each."""
     lines = []
     if figures.first_byte_ms is None:
-        lines.append("no turn had any audio")
+        lines.append(NO_AUDIO)
     elif plan.objective_ms is not None and figures.first_byte_ms.p99 > plan.objective_ms:
         lines.append(
             f"time to first byte: p99 {figures.first_byte_ms.p99:.0f} ms, above the objective of "
