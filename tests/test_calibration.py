@@ -96,6 +96,9 @@ def test_a_run_that_was_ended_has_not_held() -> None:
     """What was ended because a bound was certain to break is broken; what was interrupted is not held."""
     ended = probe.attempt(result(stopped="time to first byte"), "search", "steady", 64)
     assert (ended.held, ended.broken) == (False, ("time to first byte",))
+    # Turns that were cut off before they sounded are no turns without audio.
+    early = result(stopped="underruns", first_byte_ms=None, underruns=2)
+    assert [line.split(":")[0] for line in probe.broken_bounds(early)] == ["underruns"]
     interrupted = probe.attempt(result(stopped="interrupted"), "search", "steady", 64)
     assert (interrupted.held, interrupted.broken) == (False, ())
 
