@@ -15,6 +15,7 @@ from orpheus_ws import manifest as manifests
 from orpheus_ws import tokens
 from orpheus_ws.errors import OrpheusError, StartupError
 from orpheus_ws.manifest import Limits
+from orpheus_ws.planning.cost import TALK_SHARE, UTILISATION, Usage
 from orpheus_ws.planning.memory import MAX_PROMPT_TOKENS, Request
 from orpheus_ws.planning.profiles import BYTES, GPUS, GpuName, Precision
 from orpheus_ws.planning.steps import HOST, Segment, Traffic, Variant
@@ -254,14 +255,14 @@ def verify(model: Path, engine: "EngineName | None", *, as_json: bool) -> None:
 @click.option("--price", type=click.FloatRange(min=0), help="Of the GPU for an hour; gives costs.")
 @click.option(
     "--talk-share",
-    default=0.4,
+    default=TALK_SHARE,
     type=SHARE,
     show_default=True,
     help="Part of a conversation in which the agent speaks.",
 )
 @click.option(
     "--utilisation",
-    default=0.6,
+    default=UTILISATION,
     type=SHARE,
     show_default=True,
     help="Part of the sockets in use, as a mean over the hours paid for.",
@@ -287,7 +288,7 @@ def plan(
     """
     usage = None
     if price is not None:
-        usage = plans.Usage(price=price, talk_share=talk_share, utilisation=utilisation)
+        usage = Usage(price=price, talk_share=talk_share, utilisation=utilisation)
     request = Request(prompt_tokens=prompt, max_tokens=max_tokens, weights=weights, kv=kv)
     traffic = Traffic(segments=(Segment(silent_seconds=silence),) * 3)
     made = plans.make_plan(gpu, request, traffic, variant, usage)
