@@ -4,10 +4,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 import msgspec
@@ -91,8 +91,7 @@ def calibrate(
     from orpheus_ws.calibration import record
     from orpheus_ws.calibration.run import Calibration
 
-    shortcuts = [("engine.name", engine), ("engine.options.model", model)]
-    flags = [f"{key}={value}" for key, value in shortcuts if value is not None] + [*settings]
+    flags = _flags(engine, model, settings)
     config = configuration.load(file=file, environment=os.environ, flags=flags)
     asked = _settings(config, _arguments(file, flags), **options)
     calibration = Calibration(asked, _show())
@@ -105,8 +104,7 @@ def calibrate(
             _tell(report, out, as_json=as_json)
             if not interrupted:
                 raise
-            click.echo("orpheus-ws: interrupted; nothing was written to the manifest", err=True)
-            sys.exit(Exit.INTERRUPTED)
+            _leave_interrupted()
     report = calibration.report(streams=streams or None, written=None, interrupted=False)
     try:
         if not streams:
@@ -116,6 +114,16 @@ def calibrate(
     finally:
         # Also what could not be written was measured.
         _tell(report, out, as_json=as_json)
+
+
+def _flags(engine: str | None, model: str | None, settings: Iterable[str]) -> list[str]:
+    shortcuts = [("engine.name", engine), ("engine.options.model", model)]
+    return [f"{key}={value}" for key, value in shortcuts if value is not None] + [*settings]
+
+
+def _leave_interrupted() -> NoReturn:
+    click.echo("orpheus-ws: interrupted; nothing was written to the manifest", err=True)
+    sys.exit(Exit.INTERRUPTED)
 
 
 def _settings(

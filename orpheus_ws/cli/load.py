@@ -124,14 +124,19 @@ def load(
         result = msgspec.structs.replace(result, naive=compared)
     if usage is not None:
         result = msgspec.structs.replace(result, usage=usage, cost=usage.cost(plan.streams))
-    if out is not None:
-        _write(out, msgspec.json.encode(result) + b"\n")
     if report is not None:
         _write(report, page(result, _cost_tables(result)).encode())
-    click.echo(msgspec.json.encode(result).decode() if as_json else _summary(result))
+    _tell(result, out, as_json=as_json)
+    sys.exit(Exit.FAILED if result.broken else Exit.DONE)
+
+
+def _tell(result: "Result", out: Path | None, *, as_json: bool) -> None:
+    encoded = msgspec.json.encode(result)
+    if out is not None:
+        _write(out, encoded + b"\n")
+    click.echo(encoded.decode() if as_json else _summary(result))
     for line in result.broken:
         click.echo(f"orpheus-ws: {line}", err=True)
-    sys.exit(Exit.FAILED if result.broken else Exit.DONE)
 
 
 def _plan(url: str, *, whole: bool, **options: Any) -> "Plan":

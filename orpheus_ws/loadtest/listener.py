@@ -69,8 +69,7 @@ class Listener:
         self._player = Player(plan.prebuffer_ms / 1000)
         self._outcome: Outcome = "cut"
         self._failure = ""
-        self._samples = 0
-        self._seq = 0
+        self._samples = self._seq = self._segments = self._first_samples = 0
         self._offset: int | None = 0
         self._previous = b""
         self._silent = 0  # samples since the last sound
@@ -79,9 +78,7 @@ class Listener:
         self._first_audio: float | None = None
         self._first_sentence: float | None = None
         self._factor: float | None = None
-        self._first_samples = 0
         self._flow = (0.0, 0.0)  # seconds of audio after the first chunk, and in how many they came
-        self._segments = 0
         self._queue_ms: float | None = None
         self._cancel_sent: float | None = None
         self._cancelled: float | None = None
