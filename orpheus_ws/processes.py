@@ -76,25 +76,30 @@ def _interrupts_held() -> Iterator[None]:
     """
     # It is started with the first process, and starting it lets SIGINT through again.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        with _termination_deferred():
+    with _answers_held():
+        # SIGTERM is not blocked: the child would inherit that, and could not be told to end.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
-def _termination_deferred() -> Iterator[None]:
-    """Not blocked: a child would inherit that, and could not be told to end."""
+def _answers_held() -> Iterator[None]:
+    """Blocking a signal here does not hold back the answer to one that another thread receives."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are answered in the main thread, and interrupt no other
         return
     came: list[int] = []
-    answer = signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+    answers = {
+        number: signal.signal(number, lambda received, _frame: came.append(received))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, answer)
+        for number, answer in answers.items():
+            signal.signal(number, answer)
         if came:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(came[0])

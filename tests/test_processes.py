@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -35,19 +36,30 @@ def _echo(pipe: Connection) -> None:
 def test_a_signal_while_a_child_is_started(
     interrupt: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is answered when the child has been told all it must know, and the child ends cleanly."""
+    """It is answered when the child has been told all it must know, and the child is ended."""
     kind = multiprocessing.get_context("spawn").Process
     start = kind.start
     started: list[multiprocessing.process.BaseProcess] = []
+    starts, signalled = threading.Event(), threading.Event()
+
+    def receive() -> None:
+        starts.wait()
+        signal.raise_signal(interrupt)
+        signalled.set()
 
     def interrupted(process: multiprocessing.process.BaseProcess) -> None:
-        signal.raise_signal(interrupt)
+        starts.set()
+        signalled.wait()
         start(process)
         started.append(process)
 
-    monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", interrupted)
+    # Another thread receives it, whatever is blocked in this one by then.
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    monkeypatch.setattr(kind, "start", interrupted)
     with pytest.raises(Stopped), processes.child("echo", _echo):
         pytest.fail("the signal was lost")
+    receiver.join()
     (process,) = started
     assert process.exitcode == -signal.SIGKILL
 
