@@ -93,8 +93,12 @@ class Replica:
 
     async def end(self, number: int) -> int:
         """Send the process a signal and return how it ended."""
-        assert self._process is not None
         self.tell(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait for the process to end and return how it did."""
+        assert self._process is not None
         ending = await self._process.wait()
         self._process = None
         return ending
@@ -106,9 +110,11 @@ class Replica:
 
 
 @contextlib.asynccontextmanager
-async def replicas(count: int, capacity: int, *settings: str) -> AsyncIterator[list[Replica]]:
-    """So many replicas, each with this capacity."""
-    fleet = [Replica(capacity, *settings) for _ in range(count)]
+async def replicas(
+    count: int, capacity: int, *settings: str, first: Sequence[str] = ()
+) -> AsyncIterator[list[Replica]]:
+    """So many replicas, each with this capacity. The settings in `first` are the first one's alone."""
+    fleet = [Replica(capacity, *settings, *(() if n else first)) for n in range(count)]
     try:
         await asyncio.gather(*(replica.start() for replica in fleet))
         yield fleet

@@ -5,7 +5,7 @@ import contextlib
 import json
 import signal
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +14,7 @@ import pytest
 from orpheus_ws import messages as m
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.client import Client, Done, Sampling, connect
-from orpheus_ws.errors import Disconnected, Refused
+from orpheus_ws.errors import Disconnected, EngineFailed, Refused
 from tests import fleet
 from tests.harness import peer
 from tests.prometheus import prometheus
@@ -27,6 +27,8 @@ CAPACITY = 4
 REPLICAS = 3
 STEPPED = "engine.options.step_seconds=0.004"
 """A sixth of a second for `SENTENCE`, so that something can happen in the middle of it."""
+MORTAL = "engine.options.fault=dies"
+"""Of the first utterance; the words of health checks are too short to die of."""
 CALLERS = 6
 UTTERANCES = 500
 CROWD = 24
@@ -58,11 +60,11 @@ async def spoken(client: Client, text: str = SENTENCE) -> bytes:
 
 @contextlib.asynccontextmanager
 async def serving(
-    name: str, folder: Path, *settings: str, capacity: int = CAPACITY
+    name: str, folder: Path, *settings: str, first: Sequence[str] = (), capacity: int = CAPACITY
 ) -> AsyncIterator[tuple[list[fleet.Replica], fleet.Proxy]]:
-    """Replicas behind a proxy of this name."""
+    """Replicas behind a proxy of this name. The settings in `first` are the first one's alone."""
     async with (
-        fleet.replicas(REPLICAS, capacity, *settings) as replicas,
+        fleet.replicas(REPLICAS, capacity, *settings, first=first) as replicas,
         fleet.PROXIES[name](replicas, capacity, folder) as proxy,
     ):
         yield replicas, proxy
@@ -157,6 +159,42 @@ async def test_a_replica_goes(number: signal.Signals, tmp_path: Path) -> None:
         again = await asyncio.gather(*(spoken(client) for client in callers))
         assert len(set(again)) == 1
         assert sum(await held(staying)) == CALLERS
+
+
+async def test_an_engine_dies(tmp_path: Path) -> None:
+    """Its replica tells those whom it spoke to, ends with code 3, and nobody is sent there any more.
+
+    Until it has ended it says of itself that its engine is dead, and from then on Prometheus misses it.
+    """
+    folder = tmp_path / "prometheus"
+    folder.mkdir()
+    async with serving("haproxy", tmp_path, STEPPED, first=(MORTAL,)) as (replicas, proxy):
+        mortal, *others = replicas
+
+        async def seen_dead() -> None:
+            while await mortal.metric("orpheus_alive", part="engine"):
+                pass
+
+        with prometheus(folder) as running:
+            running.scrape({"orpheus": [replica.metrics_port for replica in replicas]})
+            async with clients(proxy.url, CALLERS) as callers:
+                # It does not answer the close, so the replica waits for it before it ends.
+                async with peer(f"ws://{mortal.address}/v1/tts") as deaf:
+                    deaf.socket.transport.pause_reading()
+                    dead = asyncio.create_task(seen_dead())
+                    speaking = (spoken(client) for client in callers)
+                    said = await asyncio.gather(*speaking, return_exceptions=True)
+                    await dead
+                    assert await mortal.ended() == Exit.DIED
+                    deaf.socket.transport.abort()
+                broken = [type(error) for error in said if not isinstance(error, bytes)]
+                assert broken == [EngineFailed] * (CALLERS // REPLICAS)
+                again = await asyncio.gather(*(spoken(client) for client in callers))
+                assert len(set(again)) == 1
+                assert sum(await held(others)) == CALLERS
+            while ("OrpheusTargetMissing", "orpheus") not in await asyncio.to_thread(running.fired):
+                pass
+        assert await proxy.up() == REPLICAS - 1
 
 
 async def test_prometheus_sees_the_fleet(tmp_path: Path) -> None:
