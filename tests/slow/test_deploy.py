@@ -130,34 +130,25 @@ def test_calibration(overlay: str) -> None:
 
     It is nobody's replica: no Service sends a socket there.
     """
-    manifests, measuring = built(overlay), built(overlay, "calibrate")
+    serving, measuring = built(overlay), built(overlay, "calibrate")
     assert set(measuring) == {"Job"}
     kubernetes_validate.validate(measuring["Job"], KUBERNETES, strict=True)
-    serves, measures = server(manifests), server(measuring, "Job")
-    assert (serves["args"], measures["args"]) == (
-        ["orpheus-ws", "serve"],
-        ["orpheus-ws", "calibrate"],
-    )
-    for same in ("image", "resources", "securityContext"):
-        assert measures[same] == serves[same]
-    pods = [
-        each["spec"]["template"]["spec"] for each in (manifests["Deployment"], measuring["Job"])
-    ]
-    for same in ("securityContext", "tolerations", "automountServiceAccountToken"):
-        assert pods[0][same] == pods[1][same]
-    for volumes in (
-        [pod["volumes"] for pod in pods],
-        [serves["volumeMounts"], measures["volumeMounts"]],
-    ):
-        by_name = [{each.pop("name"): each for each in some} for some in volumes]
-        models = [some.pop("models") for some in by_name]
-        assert by_name[0] == by_name[1]
-        assert [one.get("persistentVolumeClaim", one)["readOnly"] for one in models] == [
-            True,
-            False,
-        ]
-    label = measuring["Job"]["spec"]["template"]["metadata"]["labels"]
-    assert manifests["Service"]["spec"]["selector"].items().isdisjoint(label.items())
+    claim = yaml.safe_load(read("kubernetes", "models.yaml"))
+    kubernetes_validate.validate(claim, KUBERNETES, strict=True)
+    pods = [each["spec"]["template"] for each in (serving["Deployment"], measuring["Job"])]
+    containers = [server(serving), server(measuring, "Job")]
+    assert [each["args"][1] for each in containers] == ["serve", "calibrate"]
+    for pod, container, read_only in zip(pods, containers, (True, False), strict=True):
+        volume, mount = pod["spec"]["volumes"].pop(0), container["volumeMounts"].pop(0)
+        claimed = {"claimName": claim["metadata"]["name"], "readOnly": read_only}
+        assert volume == {"name": "models", "persistentVolumeClaim": claimed}
+        assert mount == {"name": "models", "mountPath": "/models", "readOnly": read_only}
+    for same in ("image", "resources", "securityContext", "volumeMounts"):
+        assert containers[0][same] == containers[1][same]
+    for same in ("volumes", "securityContext", "tolerations", "automountServiceAccountToken"):
+        assert pods[0]["spec"][same] == pods[1]["spec"][same]
+    labels = pods[1]["metadata"]["labels"].items()
+    assert serving["Service"]["spec"]["selector"].items().isdisjoint(labels)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
