@@ -34,7 +34,7 @@ def program(name: str) -> str:
     """Path of a program of this environment or of the system."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"))
     found = shutil.which(name, path=path)
-    assert found is not None, f"install {name} (see .ci/run)"
+    assert found is not None, f"install {name} (see .ci/run, and the extra `slow`)"
     return found
 
 
