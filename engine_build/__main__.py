@@ -1,5 +1,6 @@
 """`python -m engine_build`: the command line. Errors of ours become one line and exit code 1."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from orpheus_ws import manifest as manifests
 from orpheus_ws import tokens
 from orpheus_ws.errors import OrpheusError, StartupError
 from orpheus_ws.manifest import Limits
+from orpheus_ws.planning.cost import TALK_SHARE, UTILISATION, Usage
 from orpheus_ws.planning.memory import MAX_PROMPT_TOKENS, Request
 from orpheus_ws.planning.profiles import BYTES, GPUS, GpuName, Precision
 from orpheus_ws.planning.steps import HOST, Segment, Traffic, Variant
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from engine_build.quantize import KvFormat
     from orpheus_ws.engine.checkpoint import EngineName
 
-FOLDER = click.Path(path_type=Path, file_okay=False)
+# Whether it can be read or written is said by who does it.
+FOLDER = click.Path(path_type=Path, readable=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 COUNT = click.IntRange(min=1)
 PRECISION = click.Choice(list(BYTES))
@@ -46,6 +49,12 @@ def _needs(extra: str) -> Iterator[None]:
         ) from error
 
 
+def _show(wrote: str, *commands: str) -> None:
+    """Say what was written, and what to do next."""
+    following = ["Next:", *(f"  {command}" for command in commands)] if commands else []
+    click.echo("\n".join([wrote, *following]))
+
+
 @cli.command()
 @click.argument("out", type=FOLDER)
 @click.option("--seed", default=0, show_default=True, help="Of the random weights.")
@@ -60,6 +69,12 @@ def tiny(out: Path, seed: int) -> None:
         write(out, seed=seed)
     except OSError as error:
         raise StartupError(f"cannot write {out}: {error.strerror}") from error
+    folder = shlex.quote(str(out))
+    _show(
+        f"Wrote {out}, which speaks noise.",
+        f"python -m engine_build verify {folder}",
+        f"orpheus-ws serve --engine torch --model {folder}",
+    )
 
 
 @cli.command()
@@ -91,9 +106,9 @@ def quantize(
     kv: "KvFormat",
     device: str,
 ) -> None:
-    """Write an FP8 checkpoint of the one in the directory MODEL into the directory OUT.
+    """Write an FP8 checkpoint of another one.
 
-    It is calibrated on prompts with their speech: a file's, or what the model itself says.
+    It is made of the one in the directory MODEL and written into the directory OUT. It is calibrated on prompts with their speech: a file's, or what the model itself says.
     """
     if calibration and prompts:
         raise click.UsageError("Give --calibration or --prompts, not both.")
@@ -103,12 +118,12 @@ def quantize(
     made = write(
         model, out, sequences=calibration, prompts=prompts or PROMPTS, kv=kv, device=device
     )
-    click.echo(
+    folder = shlex.quote(str(out))
+    _show(
         f"Wrote {out}, calibrated on {len(made.sequences)} sequences of {made.ids} ids, "
-        f"{made.audio_ids} of them audio.\n"
-        "Next, check it and describe it to the server:\n"
-        f"  python -m engine_build verify {out} --for trtllm\n"
-        f"  python -m engine_build manifest {out}"
+        f"{made.audio_ids} of them audio.",
+        f"python -m engine_build verify {folder} --for trtllm",
+        f"python -m engine_build manifest {folder}",
     )
 
 
@@ -147,9 +162,9 @@ def quantize(
     "--tensorrt-llm", metavar="VERSION", help="Version that will serve it.  [the installed one]"
 )
 def manifest(model: Path, voices: str, tensorrt_llm: str | None, **limits: Any) -> None:
-    """Write manifest.json for the model in the directory MODEL, all of which is read.
+    """Write manifest.json for the model in a directory.
 
-    What was measured before is kept while the model is the same, and dropped with a message when not.
+    All of the directory MODEL is read. What was measured before is kept while the model is the same, and dropped with a message when not.
     """
     with _needs("torch"):
         from engine_build.manifest import make
@@ -163,6 +178,19 @@ def manifest(model: Path, voices: str, tensorrt_llm: str | None, **limits: Any) 
     manifests.write(model / manifests.NAME, made.manifest)
     for note in made.notes:
         click.echo(f"engine_build: {note}", err=True)
+    _show(_summary(model, made.manifest))
+
+
+def _summary(model: Path, made: manifests.Manifest) -> str:
+    """What a manifest that was written says."""
+    limits, first, others = made.limits, made.voices[0], made.voices[1:]
+    return (
+        f"Wrote {model / manifests.NAME}: weights {made.quantization.weights or 'not quantised'}, "
+        f"KV cache {made.quantization.kv_cache or 'as the engine is told'}; "
+        f"voices {', '.join((f'{first} (the default)', *others))}; "
+        f"at most {limits.max_batch_size} streams of {limits.max_prompt_tokens} + {limits.max_tokens} "
+        f"ids; TensorRT-LLM {made.built_with.get('tensorrt_llm', 'not named')}."
+    )
 
 
 @cli.command()
@@ -175,9 +203,9 @@ def manifest(model: Path, voices: str, tensorrt_llm: str | None, **limits: Any) 
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def verify(model: Path, engine: "EngineName | None", *, as_json: bool) -> None:
-    """Say everything that is wrong with the model in the directory MODEL, all of which is read.
+    """Say everything that is wrong with the model in a directory.
 
-    The exit code is 1 if something is that an engine would stop at, or should.
+    All of the directory MODEL is read. The exit code is 1 if something is that an engine would stop at, or should.
     """
     with _needs("torch"):
         from engine_build import verify as verifying
@@ -227,14 +255,14 @@ def verify(model: Path, engine: "EngineName | None", *, as_json: bool) -> None:
 @click.option("--price", type=click.FloatRange(min=0), help="Of the GPU for an hour; gives costs.")
 @click.option(
     "--talk-share",
-    default=0.4,
+    default=TALK_SHARE,
     type=SHARE,
     show_default=True,
     help="Part of a conversation in which the agent speaks.",
 )
 @click.option(
     "--utilisation",
-    default=0.6,
+    default=UTILISATION,
     type=SHARE,
     show_default=True,
     help="Part of the sockets in use, as a mean over the hours paid for.",
@@ -254,10 +282,13 @@ def plan(
     *,
     as_json: bool,
 ) -> None:
-    """Say how many streams a GPU should hold and keep in real time: arithmetic, not a measurement."""
+    """Say how many streams a GPU should serve, by arithmetic.
+
+    How many its memory should hold and how many it should keep in real time. Nothing is measured.
+    """
     usage = None
     if price is not None:
-        usage = plans.Usage(price=price, talk_share=talk_share, utilisation=utilisation)
+        usage = Usage(price=price, talk_share=talk_share, utilisation=utilisation)
     request = Request(prompt_tokens=prompt, max_tokens=max_tokens, weights=weights, kv=kv)
     traffic = Traffic(segments=(Segment(silent_seconds=silence),) * 3)
     made = plans.make_plan(gpu, request, traffic, variant, usage)

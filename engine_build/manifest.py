@@ -35,8 +35,8 @@ def make(
     `versions` go before what is installed. Raises `StartupError`, also if the model is not whole: see
     `python -m engine_build verify`.
     """
-    old, notes = _read_old(folder)
     checkpoint = _examine(folder)
+    old, notes = _read_old(folder)
     _check_limits(limits, checkpoint)
     files = hash_files(folder)
     model = Model(architecture=ARCHITECTURE, files=files, sha256=hash_of(files))
@@ -60,6 +60,8 @@ def make(
         notes.append(
             "limits or versions have changed since the capacity was measured: measure again"
         )
+    if old and old.voices != voices:
+        notes.append(f"changed: the voices were {', '.join(old.voices)}")
     return Made(made, notes)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from orpheus_ws.planning.cost import Cost, cost
+from orpheus_ws.planning.cost import Cost, Usage
 from orpheus_ws.planning.memory import (
     MemoryPlan,
     Request,
@@ -30,14 +30,6 @@ from orpheus_ws.planning.steps import (
 
 LABEL: Final = "arithmetic, not a measurement"
 _GIB: Final = 2**30
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cost takes."""
-
-    price: float
-    talk_share: float
-    utilisation: float
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,14 +95,8 @@ def make_plan(
         first_byte_objective=gpu.first_byte_seconds,
         by_first_byte=largest_responsive_batch(times, traffic, gpu.first_byte_seconds),
         usage=usage,
-        cost=_cost(batch, usage),
+        cost=usage.cost(batch) if usage is not None and batch else None,
     )
-
-
-def _cost(batch: int, usage: Usage | None) -> Cost | None:
-    if usage is None or batch == 0:
-        return None
-    return cost(usage.price, batch, talk_share=usage.talk_share, utilisation=usage.utilisation)
 
 
 def rows(plan: Plan) -> list[tuple[str, str]]:

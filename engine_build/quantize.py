@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 import click
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine_build import calibration
@@ -54,7 +55,7 @@ def write(
     interrupted, and when it raises, nothing is left behind. Blocking, for minutes.
     """
     checkpoint = _open(model)
-    check_device(device)
+    check_device(device, "--device")
     texts = calibration.read_prompts(prompts) if sequences is None else []
     with _appearing(out) as unfinished:
         tools = _Modelopt()
@@ -118,7 +119,8 @@ def _quantize(
         with _quiet(), torch.inference_mode():
             tools.quantize(model, tools.recipe(kv), calibrate)
             tools.export(model, export_dir=out)
-    except OSError:
+    except (OSError, SafetensorError):
+        # The latter comes of writing alone; what is read was read before.
         raise
     except Exception as error:
         # What else comes out of it depends on its version and on the device.
@@ -165,7 +167,7 @@ def _check_rope(checkpoint: Checkpoint, written: dict[str, Any]) -> None:
         raise StartupError(
             f"transformers {transformers.__version__} writes a config.json without the model's "
             "rope_theta and rope_scaling, and the engine would speak badly: pip install "
-            "'transformers>=4.57,<5'"
+            "'transformers>=4.57,<5', in an environment of its own"
         )
 
 
@@ -197,6 +199,10 @@ def _appearing(out: Path) -> Iterator[Path]:
             shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         raise StartupError(f"cannot write {out}: {error.strerror}") from error
+    except SafetensorError as error:
+        raise StartupError(
+            f"cannot write the weights of {out}: is there room for them on the disk?"
+        ) from error
 
 
 @contextlib.contextmanager

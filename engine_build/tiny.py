@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from orpheus_ws import tokens
@@ -81,7 +81,9 @@ _WORDS: Final = Regex(
 def write(folder: Path, *, seed: int = 0) -> None:
     """Write the checkpoint, about 28 MB, into `folder`, which is made. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights(seed), folder / "model.safetensors", metadata={"format": "pt"})
+    # `save_file` would let its maker alone read the file, and raises errors of its own.
+    content = save(weights(seed), metadata={"format": "pt"})
+    (folder / "model.safetensors").write_bytes(content)
     generation = {"bos_token_id": tokens.BEGIN_OF_TEXT, "eos_token_id": tokens.END_OF_SPEECH}
     described = {
         "config.json": CONFIG,
@@ -94,8 +96,8 @@ def write(folder: Path, *, seed: int = 0) -> None:
             "clean_up_tokenization_spaces": False,
         },
     }
-    for name, content in described.items():
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    for name, written in described.items():
+        (folder / name).write_text(json.dumps(written), encoding="utf-8")
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:

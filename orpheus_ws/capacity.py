@@ -11,7 +11,6 @@ import hashlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
@@ -23,8 +22,11 @@ from orpheus_ws.errors import StartupError
 from orpheus_ws.hardware import find_hardware
 from orpheus_ws.manifest import Manifest
 
-Source = Literal["measured", "override", "uncalibrated", "configured", "default"]
+Source = Literal["measured", "simulated", "override", "uncalibrated", "configured", "default"]
+"""`simulated`: measured, with an engine that has no model."""
 SOURCES: Final[tuple[Source, ...]] = get_args(Source)
+SIMULATED: Final = "simulated"
+"""In the evidence of a measurement: whether there was no model."""
 DEVICES: Final = {"pocket": "cpu", "simulated": "cpu", "trtllm": "cuda"}
 """Where those of our engines run that have no option for it."""
 
@@ -46,10 +48,11 @@ def settle(config: EngineConfig, environment: Mapping[str, str] | None = None) -
         if config.uncalibrated is not None:
             raise StartupError("set engine.capacity_override or engine.uncalibrated, not both")
         return Capacity(config.capacity_override, "override")
-    measured = _measured(config, module, environment)
+    measured = find_measured(config, environment)
     if measured is not None:
-        _check_measured(config, measured)
-        return Capacity(measured, "measured")
+        _check_measured(config, measured.streams)
+        simulated = measured.evidence.get(SIMULATED)
+        return Capacity(measured.streams, "simulated" if simulated else "measured")
     if config.uncalibrated is not None:
         return Capacity(config.uncalibrated, "uncalibrated")
     default: int | None = getattr(module, "DEFAULT_CAPACITY", 0)
@@ -87,20 +90,28 @@ def manifest_path(config: EngineConfig) -> Path | None:
     return Path(model) / manifests.NAME if isinstance(model, str) and model else None
 
 
-def model_hash(config: EngineConfig, manifest: Manifest) -> str:
+def model_hash(config: EngineConfig, manifest: Manifest | None) -> str:
     """What was measured with: the model's files, or the options of an engine that has none.
+
+    Raises `StartupError` for options that the engine cannot read. Only an engine without a model
+    can do without a manifest.
+    """
+    if "model" in config.options and manifest is not None:
+        return manifest.model.sha256
+    return hashlib.sha256(describe_engine(config)).hexdigest()
+
+
+def describe_engine(config: EngineConfig) -> bytes:
+    """The name and the options of an engine without a model, as JSON that is always the same.
 
     Raises `StartupError` for options that the engine cannot read.
     """
-    if "model" in config.options:
-        return manifest.model.sha256
     schema = getattr(sys.modules[find_engine(config).__module__], "Options", None)
     options: Any = config.options
     if schema is not None:
         # From a command line they are text, from a file numbers.
         options = read_options(config.options, schema, "engine.options")
-    content = msgspec.json.encode([config.name, options], order="deterministic")
-    return hashlib.sha256(content).hexdigest()
+    return msgspec.json.encode([config.name, options], order="deterministic")
 
 
 def engine_device(config: EngineConfig) -> str:
@@ -111,9 +122,13 @@ def engine_device(config: EngineConfig) -> str:
     return str(config.options.get("device") or own or DEVICES.get(config.name, "cpu"))
 
 
-def _measured(
-    config: EngineConfig, module: ModuleType, environment: Mapping[str, str] | None
-) -> int | None:
+def find_measured(
+    config: EngineConfig, environment: Mapping[str, str] | None = None
+) -> manifests.Capacity | None:
+    """What was measured with this engine and model on this machine, if anything. Blocking.
+
+    `environment` is as in `find_hardware`. Raises `StartupError` for a manifest that cannot be read.
+    """
     path = manifest_path(config)
     # Whoever names a file means one; beside a model there need not be any.
     if path is None or (config.manifest is None and not path.exists()):
@@ -124,7 +139,6 @@ def _measured(
     hardware = find_hardware(engine_device(config), environment)
     if hardware is None:
         return None
-    found = manifests.find_capacity(
+    return manifests.find_capacity(
         manifest, gpu=hardware.name, driver=hardware.driver, model=model_hash(config, manifest)
     )
-    return None if found is None else found.streams

@@ -32,6 +32,12 @@ of other libraries are translated where they enter and go no further.
 """
 
 
+def unreadable(error: OSError, otherwise: str) -> str:
+    """Why a file cannot be read and what to do: let this user read it, or `otherwise`."""
+    advice = "let this user read it" if isinstance(error, PermissionError) else otherwise
+    return f"({error.strerror}): {advice}"
+
+
 class OrpheusError(Exception):
     """Base of the tree. `str(error)` is safe to send to a client."""
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from orpheus_ws.errors import StartupError
+from orpheus_ws.errors import StartupError, unreadable
 
 NAME: Final = "manifest.json"
 FORMAT: Final = 1
@@ -151,10 +151,8 @@ def read(path: Path) -> Manifest:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise StartupError(
-            f"no manifest can be read at {str(path)!r} ({error.strerror}): make it with "
-            "`python -m engine_build manifest`"
-        ) from error
+        why = unreadable(error, "make it with `python -m engine_build manifest`")
+        raise StartupError(f"no manifest can be read at {str(path)!r} {why}") from error
     try:
         number = msgspec.json.decode(content, type=_Format).format
         if number != FORMAT:
@@ -194,8 +192,8 @@ def write(path: Path, manifest: Manifest) -> None:
             raise
     except OSError as error:
         raise StartupError(
-            f"the manifest cannot be written to {str(path)!r} ({error.strerror}): make the directory "
-            "writable"
+            f"the manifest cannot be written to {str(path)!r} ({error.strerror}): make room "
+            "on the disk, or let this user write into the directory"
         ) from error
 
 

@@ -217,8 +217,8 @@ class Metrics:
         self.capacity = gauge("capacity", "Streams spoken at once at most: slots of the engine")
         self._capacity_source = gauge(
             "capacity_source",
-            "1 for where the capacity comes from: measured, override, uncalibrated, configured, "
-            "default",
+            "1 for where the capacity comes from: measured, simulated, override, uncalibrated, "
+            "configured, default",
             "source",
         )
         gauge(

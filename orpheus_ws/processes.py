@@ -7,6 +7,7 @@ a Ctrl-C at the terminal is the parent's alone to answer.
 import contextlib
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -56,24 +57,44 @@ def child(name: str, target: Callable[..., None], *arguments: object) -> Iterato
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(*arguments, theirs), name=name, daemon=True)
-    with _interrupts_held():
-        process.start()
-    theirs.close()
     try:
+        with _interrupts_held():
+            process.start()
+            theirs.close()
         yield Child(process, ours)
     finally:
-        process.kill()
-        process.join()
+        if process.pid is not None:
+            process.kill()
+            process.join()
         ours.close()
 
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """What is started meanwhile never sees SIGINT; one that comes meanwhile is seen afterwards."""
+    """What is started meanwhile never sees SIGINT. A signal that comes meanwhile is heeded afterwards,
+    or a child would be left with half of what it is to be told.
+    """
     # It is started with the first process, and starting it lets SIGINT through again.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        with _termination_deferred():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _termination_deferred() -> Iterator[None]:
+    """Not blocked: a child would inherit that, and could not be told to end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are answered in the main thread, and interrupt no other
+        return
+    came: list[int] = []
+    answer = signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, answer)
+        if came:
+            signal.raise_signal(signal.SIGTERM)

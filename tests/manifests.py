@@ -26,7 +26,11 @@ def blank() -> m.Manifest:
 
 
 def measured(
-    path: Path, streams: int, config: EngineConfig, hardware: Hardware | None = None
+    path: Path,
+    streams: int,
+    config: EngineConfig,
+    hardware: Hardware | None = None,
+    **evidence: object,
 ) -> Path:
     """Write a manifest by which so many streams were measured with this engine on this machine."""
     manifest = blank()
@@ -38,6 +42,7 @@ def measured(
         model=model_hash(config, manifest),
         streams=streams,
         date=datetime.date(2026, 11, 30),
+        evidence=evidence,
     )
     m.write(path, m.add_capacity(manifest, entry))
     return path

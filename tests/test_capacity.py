@@ -34,6 +34,12 @@ def manifest(tmp_path: Path) -> str:
     return str(measured(tmp_path / "m.json", 24, SIMULATED))
 
 
+@pytest.fixture
+def without_model(tmp_path: Path) -> str:
+    """A manifest by which 23 streams were measured, and which says that there was no model."""
+    return str(measured(tmp_path / "s.json", 23, SIMULATED, simulated=True))
+
+
 def test_nothing_was_measured(tmp_path: Path) -> None:
     """Without a measurement a development engine has its default, or what is configured."""
     assert settle(engine()) == Capacity(64, "default")
@@ -47,6 +53,11 @@ def test_what_was_measured_counts(manifest: str) -> None:
     """The measured number is taken, and one that equals it may be configured too."""
     assert settle(engine(manifest=manifest)) == Capacity(24, "measured")
     assert settle(engine(manifest=manifest, capacity=24)) == Capacity(24, "measured")
+
+
+def test_what_was_simulated_is_called_so(without_model: str) -> None:
+    """A number that was measured without a model counts like any other, and says what it is."""
+    assert settle(engine(manifest=without_model)) == Capacity(23, "simulated")
 
 
 @pytest.mark.parametrize("wanted", [23, 25])
@@ -113,20 +124,21 @@ def test_a_gpu_engine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 async def test_the_source_shows(
-    source: str, manifest: str, caplog: pytest.LogCaptureFixture
+    source: str, manifest: str, without_model: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Sockets, engine and codec have the one number; where it comes from is in metric and status."""
     keys = {
         "measured": f"engine.manifest={manifest}",
+        "simulated": f"engine.manifest={without_model}",
         "override": "engine.capacity_override=5",
         "uncalibrated": "engine.uncalibrated=6",
         "configured": "engine.capacity=7",
         "default": "engine.name=simulated",
     }
-    streams = {"measured": 24, "override": 5, "uncalibrated": 6, "configured": 7, "default": 64}
+    streams = {"measured": 24, "simulated": 23, "override": 5, "uncalibrated": 6, "configured": 7}
     with caplog.at_level(logging.WARNING, "orpheus_ws.server"):
         async with server(keys[source]) as started:
-            number = streams[source]
+            number = streams.get(source, 64)
             assert (started.engine.capacity, started.admission.capacity) == (number, number)
             assert started.turns.slots == number
             assert await metric(started, "orpheus_capacity") == number
@@ -135,8 +147,10 @@ async def test_the_source_shows(
             told = json.loads((await http(started, "/capacity"))[1])
             assert (told["streams"], told["source"]) == (number, source)
     warned = [record.getMessage() for record in caplog.records]
-    expected = ["the capacity is not what was measured here"]
-    assert warned == (expected if source in ("override", "uncalibrated") else [])
+    other = "the capacity is not what was measured here"
+    warnings = {"override": other, "uncalibrated": other}
+    warnings["simulated"] = "the capacity was measured with a simulated engine"
+    assert warned == ([warnings[source]] if source in warnings else [])
 
 
 def test_keys_are_read() -> None:

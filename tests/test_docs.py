@@ -5,19 +5,24 @@ import contextlib
 import io
 import json
 import re
+import shlex
 import time
+import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
+import click
 import msgspec
 import pytest
 from msgspec import inspect
 from websockets.asyncio.client import connect
 from websockets.datastructures import Headers
 
-from orpheus_ws import config, errors, server, session
+import engine_build.__main__
+from orpheus_ws import cli, config, errors, server, session
 from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import make_token, verify_token
+from orpheus_ws.capacity import SOURCES
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.client import Backoff
 from orpheus_ws.client.backoff import PATIENCE_SECONDS
@@ -35,6 +40,7 @@ ROOT = Path(__file__).parents[1]
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 CLIENTS = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+ENGINE = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -161,6 +167,11 @@ def test_exit_codes() -> None:
     assert listed == [(code.value, code.name) for code in Exit]
 
 
+def test_sources_of_the_capacity() -> None:
+    """The operations page lists exactly the ways in which a capacity can be known."""
+    assert [names(row[0])[0] for row in table("source", OPERATIONS)] == list(SOURCES)
+
+
 def test_limits_and_times_of_operations() -> None:
     """The table of limits names real keys with their defaults, every limit there is among them."""
     listed = {names(row[0])[0]: float(row[1]) for row in table("key", OPERATIONS)}
@@ -194,6 +205,46 @@ def test_links(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_to_headings(page: Path) -> None:
+    """Links to a heading, of the same page or of another, lead to one."""
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", text):
+        assert anchor in anchors(page.parent / target if target else page), anchor
+
+
+@pytest.mark.parametrize(
+    ("program", "commands"),
+    [("python -m engine_build", engine_build.__main__.cli), ("orpheus-ws", cli.cli)],
+)
+def test_commands_of_the_engine_page(program: str, commands: click.Command) -> None:
+    """Every command of ours in its examples is one, with options and values that it takes."""
+    blocks = re.findall(r"```sh\n(.*?)```", ENGINE, re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    found = [line.partition(f"{program} ")[2] for line in lines if f"{program} " in line]
+    assert len(found) > 5
+    for line in found:
+        command, words = commands, shlex.split(line, comments=True)
+        while isinstance(command, click.Group):
+            command = command.commands[words.pop(0)]
+        command.make_context(line, words)
+
+
+def test_configurations_of_the_engine_page() -> None:
+    """Its examples of configuration files are accepted."""
+    files = re.findall(r"```toml\n# (\w+\.toml)\n(.*?)```", ENGINE, re.DOTALL)
+    assert [name for name, _ in files] == ["listen.toml", "server.toml"]
+    for _, content in files:
+        loaded = msgspec.convert(tomllib.loads(content), config.Config)
+        assert loaded.codec.weights == "/models/snac_24khz"
 
 
 def examples(page: str) -> list[str]:

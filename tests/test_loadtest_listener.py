@@ -9,6 +9,7 @@ from orpheus_ws import messages as m
 from orpheus_ws.loadtest import Plan
 from orpheus_ws.loadtest.corpus import SIZES, TURNS, Script, script
 from orpheus_ws.loadtest.listener import Listener
+from orpheus_ws.loadtest.tally import Batch, Tally
 from orpheus_ws.text import Segmenter
 
 RATE = 24_000
@@ -99,7 +100,32 @@ def test_real_time_factor() -> None:
     assert ear.turn(0, T0, T0 + 1, T0).real_time_factor == pytest.approx(2.0)
     # And then nothing until nearly all is heard.
     ear.receive(audio(11, 72_000, noise(4800, 12)), T0 + 3.0)
-    assert ear.turn(0, T0, T0 + 3, T0).real_time_factor == pytest.approx(3.2 / 3.0)
+    turn = ear.turn(0, T0, T0 + 3, T0)
+    assert turn.real_time_factor == pytest.approx(3.2 / 3.0)
+    # What came after the first chunk flowed in the time since.
+    assert (turn.flowed_seconds, turn.flow_seconds) == pytest.approx((3.0, 2.9))
+
+
+def test_a_stream_that_loses_ground() -> None:
+    """Every chunk a little late, each by too little for an underrun: the stream's pace tells."""
+    tally, late = Tally(), 0.1 / 0.92
+    for stream, every in ((0, 0.1), (1, late)):
+        ear = listener(chars=100)
+        for n in range(60):
+            ear.receive(audio(n, n * 2400, noise(2400, n)), T0 + every * (n + 1))
+        turn = ear.turn(stream, T0, T0 + 60 * every, T0)
+        tally.add(Batch(turns=[turn]))
+        assert turn.underruns == 0
+    assert tally.figures().slowest_stream == pytest.approx(0.92, abs=1e-4)
+
+
+def test_a_pace_takes_some_listening() -> None:
+    """Of streams that were heard for a moment only there is no pace."""
+    tally, ear = Tally(), listener(chars=100)
+    for n in range(5):
+        ear.receive(audio(n, n * 2400, noise(2400, n)), T0 + 0.2 * n)
+    tally.add(Batch(turns=[ear.turn(0, T0, T0 + 1, T0)]))
+    assert tally.figures().slowest_stream is None
 
 
 def test_an_interrupted_turn() -> None:

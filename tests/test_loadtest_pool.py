@@ -100,7 +100,8 @@ class _Outside(HTMLParser):
 def test_command(tmp_path: Path) -> None:
     """All well: exit code 0, the same result in the file and on standard output, and a page."""
     out, report = tmp_path / "r.json", tmp_path / "r.html"
-    with serving() as (_, announcement):
+    # Not at once, so that there is progress to tell of.
+    with serving("--set", "engine.options.step_seconds=0.01") as (_, announcement):
         done = run_command(
             "load", announcement["url"], *QUICK, "--objective-ms", "60000", "--naive", "--json",
             "--out", str(out), "--report", str(report), "--label", "<simulated> & labelled",
@@ -136,6 +137,24 @@ def test_a_broken_bound() -> None:
     assert "6 turns: 6 spoken to the end" in done.stdout
 
 
+def test_cost(tmp_path: Path) -> None:
+    """A price gives what an hour costs, in the summary, the JSON and on the page; without one nothing does."""
+    out, report = tmp_path / "r.json", tmp_path / "r.html"
+    files = ("--out", str(out), "--report", str(report))
+    with serving() as (_, announcement):
+        usage = ("--price", "2.4", "--talk-share", "0.5", "--utilisation", "0.6")
+        done = run_command("load", announcement["url"], *QUICK, *usage, *files)
+        free = run_command("load", announcement["url"], *QUICK)
+    assert done.returncode == 0, done.stderr
+    # 2 streams, of which 1.2 are in use.
+    assert "an hour of speech costs 4.0000, of conversation 2.0000" in done.stdout
+    result = msgspec.json.decode(out.read_bytes(), type=Result)
+    assert result.cost is not None
+    assert result.cost.speech_hour == pytest.approx(4.0)
+    assert "2 streams are what a machine at 2.4 an hour serves" in report.read_text()
+    assert "costs" not in free.stdout
+
+
 def test_ctrl_c() -> None:
     """Ctrl-C at the terminal prints what was measured, without a traceback of any process."""
     arguments = ("--seconds", "600", "--streams", "4", "--ramp", "0", "--json", "--processes", "2")
@@ -166,6 +185,8 @@ def test_ctrl_c() -> None:
         (("--sizes", "0", "0", "0"), "--sizes"),
         (("--streams", "0"), "--streams"),
         (("--barge-in", "2"), "--barge-in"),
+        (("--talk-share", "0.5"), "--price"),
+        (("--price", "1", "--rate", "2"), "--rate"),
     ],
 )
 def test_usage(wrong: tuple[str, ...], says: str) -> None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_build.plan import LABEL, Usage, as_json, make_plan, rows, table
+from engine_build.plan import LABEL, as_json, make_plan, rows, table
 from orpheus_ws.audio import LEAD_IN, LONGEST_SILENCE, SHORTEST_PAUSE, Player
-from orpheus_ws.planning.cost import cost
+from orpheus_ws.planning.cost import Usage, cost
 from orpheus_ws.planning.memory import (
     HEADROOM_BYTES,
     KV_FRACTION,

@@ -4,7 +4,8 @@ import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.codec.policy import Dynamic, InFlight
-from tests.harness import pcm
+from orpheus_ws.errors import StartupError
+from tests.harness import pcm, server
 from tests.server_peers import SENTENCE, one
 
 
@@ -20,3 +21,15 @@ async def test_either_batching_speaks(batching: str, kind: type) -> None:
         await peer.send(m.Config(sampling=m.Sampling(seed=1)))
         await peer.say("a", SENTENCE)
         assert pcm(await peer.utterance("a")) == heard
+
+
+@pytest.mark.parametrize(("weights", "warned"), [("pocket", True), ("/nowhere", False)])
+async def test_orpheus_with_the_codec_of_the_embedded_voice(
+    weights: str, *, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would speak noise, so the log says which weights are needed before anything is loaded."""
+    orpheus = ("engine.name=torch", "codec.name=streaming", f"codec.weights={weights}")
+    with pytest.raises(StartupError):
+        async with server(*orpheus):
+            pass
+    assert ("snac_24khz" in caplog.text) is warned

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 
 import msgpack
 import pytest
@@ -285,3 +286,13 @@ async def test_a_shutdown_waits_for_nobody_who_does_not_read() -> None:
         await started.drain()
         deaf.socket.transport.abort()
     await turns_until(lambda: len(asyncio.all_tasks()) <= before)
+
+
+@pytest.mark.parametrize("key", ["server.port", "server.metrics_port"])
+async def test_a_port_that_is_taken(key: str) -> None:
+    """It is said before the engine is opened, which may take minutes and would complain here."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = f"{key}={taken.getsockname()[1]}"
+        with pytest.raises(StartupError, match=f"cannot listen on .*; change {key}, or use 0"):
+            async with server("engine.options.fault=nonsense", port):
+                pass

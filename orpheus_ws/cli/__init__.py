@@ -12,6 +12,7 @@ import click
 import orpheus_ws
 from orpheus_ws.cli.access_token import access_token
 from orpheus_ws.cli.bench import bench
+from orpheus_ws.cli.calibrate import calibrate
 from orpheus_ws.cli.doctor import doctor
 from orpheus_ws.cli.exits import report
 from orpheus_ws.cli.load import load
@@ -26,7 +27,7 @@ def cli() -> None:
     """Real-time Orpheus speech over WebSockets."""
 
 
-for command in (serve, say, load, access_token, bench, doctor):
+for command in (serve, say, load, calibrate, access_token, bench, doctor):
     cli.add_command(command)
 
 

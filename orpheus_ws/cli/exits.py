@@ -23,7 +23,7 @@ class Exit(IntEnum):
     """What was asked for was done; `serve` had drained."""
     FAILED = 1
     """It did not work, or could not start; one line on standard error says why. `doctor` found a
-    problem, `load` a fault."""
+    problem, `load` a bound that was broken, `calibrate` no number that it could confirm."""
     USAGE = 2
     """The command line was wrong (click's own code)."""
     DIED = 3
@@ -32,6 +32,8 @@ class Exit(IntEnum):
     """`serve`: the drain's time was over and open contexts were cut off."""
     STOPPED = 5
     """`serve`: a second signal ended the drain."""
+    INTERRUPTED = 6
+    """`calibrate`: a signal ended it, and nothing was written to a manifest."""
 
 
 def report(error: OrpheusError) -> Exit:

@@ -12,9 +12,11 @@ import msgspec
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.cli.say import API_KEY_VARIABLE
 from orpheus_ws.errors import BenchFailed
+from orpheus_ws.planning.cost import TALK_SHARE, UTILISATION, Usage
 
 if TYPE_CHECKING:
     from orpheus_ws.loadtest import Plan, Progress, Result, Watch
+    from orpheus_ws.loadtest.report import Table
 
 LINE_SECONDS: Final = 5.0
 """Between lines of progress where there is no terminal."""
@@ -61,6 +63,22 @@ OPEN_LOOP_SOCKETS: Final = 1000
 )
 @click.option("--lead-ms", type=click.IntRange(200, 10_000), help="As in the protocol.  [2000]")
 @click.option("--voice", help="One of the server's voices.")
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    help="Of the machine for an hour: gives what speech costs if these streams are its capacity.",
+)
+@click.option(
+    "--talk-share",
+    type=click.FloatRange(0, 1, min_open=True),
+    help=f"With --price: part of a conversation in which the agent speaks.  [{TALK_SHARE:g}]",
+)
+@click.option(
+    "--utilisation",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="With --price: part of the sockets in use, as a mean over the hours paid for.  "
+    f"[{UTILISATION:g}]",
+)
 @click.option("--seed", type=int, help="Another one gives other turns.  [0]")
 @click.option("--processes", type=click.IntRange(1, 256), help="Of clients.  [one for 50 streams]")
 @click.option("--label", help="What is measured, for the report: the engine, if it is simulated.")
@@ -79,6 +97,9 @@ def load(
     report: Path | None,
     as_json: bool,
     api_key: str | None,
+    price: float | None,
+    talk_share: float | None,
+    utilisation: float | None,
     **options: Any,
 ) -> None:
     """Speak on many streams to the server at URL, and report what was heard.
@@ -93,6 +114,7 @@ def load(
     from orpheus_ws.loadtest.report import page
 
     plan = _plan(url, **options)
+    usage = _usage(plan, price, talk_share=talk_share, utilisation=utilisation)
     with _watching(plan) as watch:
         result = run(plan, api_key=api_key, watch=watch)
     if naive and not result.interrupted:
@@ -100,10 +122,12 @@ def load(
         with _watching(plan) as watch:
             compared = run_naive(plan, api_key=api_key, watch=watch)
         result = msgspec.structs.replace(result, naive=compared)
+    if usage is not None:
+        result = msgspec.structs.replace(result, usage=usage, cost=usage.cost(plan.streams))
     if out is not None:
         _write(out, msgspec.json.encode(result) + b"\n")
     if report is not None:
-        _write(report, page(result).encode())
+        _write(report, page(result, _cost_tables(result)).encode())
     click.echo(msgspec.json.encode(result).decode() if as_json else _summary(result))
     for line in result.broken:
         click.echo(f"orpheus-ws: {line}", err=True)
@@ -127,6 +151,38 @@ def _plan(url: str, *, whole: bool, **options: Any) -> "Plan":
     if "rate" in given:
         given.setdefault("streams", OPEN_LOOP_SOCKETS)
     return Plan(url=url, **given)
+
+
+def _usage(plan: "Plan", price: float | None, **parts: float | None) -> Usage | None:
+    """What a cost takes, if a price is given."""
+    given = {name: value for name, value in parts.items() if value is not None}
+    if price is None:
+        if given:
+            raise click.UsageError("--talk-share and --utilisation go with --price")
+        return None
+    if plan.rate is not None:
+        raise click.UsageError("--price is for so many --streams; leave out --rate")
+    return Usage(price=price, **given)
+
+
+def _cost_tables(result: "Result") -> list["Table"]:
+    from orpheus_ws.loadtest.report import Table
+
+    cost, usage = result.cost, result.usage
+    if cost is None or usage is None:
+        return []
+    note = (
+        f"If {result.plan.streams} streams are what a machine at {usage.price:g} an hour serves, the "
+        f"agent speaks for {usage.talk_share:.0%} of a conversation, and {usage.utilisation:.0%} of "
+        "the sockets carry one, as a mean over the hours paid for."
+    )
+    if result.broken:
+        note += " They were not all as they should be, so speech will cost more."
+    rows = [
+        ("speech", f"{cost.speech_hour:.4f}"),
+        ("conversation", f"{cost.conversation_hour:.4f}"),
+    ]
+    return [Table("Cost", ("", "an hour"), rows, note)]
 
 
 @contextmanager
@@ -172,12 +228,13 @@ def _line(progress: "Progress") -> str:
 def _summary(result: "Result") -> str:
     from orpheus_ws.loadtest.report import number, rows
 
-    plan, figures = result.plan, result.figures
+    plan, figures, pace = result.plan, result.figures, result.figures.slowest_stream
     lines = [
         f"{figures.turns} turns: {figures.done} spoken to the end, {figures.cancelled} interrupted, "
         + f"{figures.cut} cut off by the end of the run, {figures.failed} failed",
         f"{figures.audio_seconds / 60:.1f} minutes of speech in {result.seconds:.0f} s",
-        f"{figures.underruns} underruns with a buffer of {plan.prebuffer_ms:g} ms",
+        f"{figures.underruns} underruns with a buffer of {plan.prebuffer_ms:g} ms"
+        + ("" if pace is None else f"; the slowest stream at {number(pace)} times real time"),
         f"{'':36}   lowest      p50      p90      p99  highest",
     ]
     lines += [
@@ -190,6 +247,11 @@ def _summary(result: "Result") -> str:
         lines.append(
             f"one request after the other, a socket for each: {speech:.2f} s of speech a second "
             f"({number(ours)} in this run)"
+        )
+    if result.cost is not None:
+        lines.append(
+            f"an hour of speech costs {result.cost.speech_hour:.4f}, of conversation "
+            f"{result.cost.conversation_hour:.4f}, if {plan.streams} streams are the capacity"
         )
     if result.stopped is not None:
         lines.append(f"ended before its time: {result.stopped}")

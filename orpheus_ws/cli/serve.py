@@ -25,7 +25,9 @@ from orpheus_ws.errors import OrpheusError
 @click.option("--host", help="Address to listen on.  [server.host]")
 @click.option("--port", help="Port; 0 takes a free one.  [server.port]")
 @click.option("--metrics-port", help="Port of /metrics.  [server.metrics_port]")
-@click.option("--engine", help="pocket, torch, simulated, or a dotted module.  [engine.name]")
+@click.option(
+    "--engine", help="pocket, torch, trtllm, simulated, or a dotted module.  [engine.name]"
+)
 @click.option("--model", help="Directory of the engine's checkpoint.  [engine.options.model]")
 @click.option("--capacity", help="Streams at once.  [engine.capacity]")
 @click.option(

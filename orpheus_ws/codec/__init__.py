@@ -126,6 +126,17 @@ class Codec(Protocol):
         ...
 
 
+def weights_advice(config: CodecConfig, engine: str) -> str | None:
+    """What is amiss with the weights for the frames of the engine of that name, if anything is known."""
+    decodes = config.name in ("streaming", "window")
+    if decodes and config.weights == "pocket" and engine in ("torch", "trtllm"):
+        return (
+            "codec.weights is the embedded voice's, of which Orpheus's frames make noise: set it to a "
+            "directory with SNAC's 24 kHz model, snac_24khz"
+        )
+    return None
+
+
 def find_decoder(config: CodecConfig) -> Callable[[CodecConfig], Decoder]:
     """Import the decoder that `config.name` names, without opening it.
 

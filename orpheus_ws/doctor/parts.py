@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from orpheus_ws.capacity import DEVICES, settle
-from orpheus_ws.codec import find_decoder
+from orpheus_ws.codec import find_decoder, weights_advice
 from orpheus_ws.config import Config, EngineConfig, read_options
 from orpheus_ws.doctor.check import Check, Status
 from orpheus_ws.engine import find_engine
@@ -61,7 +61,9 @@ def codec(config: Config, capacity: int | None) -> Part:
     except StartupError as error:
         check = Check("codec", Status.PROBLEM, _named(own.name, device), str(error))
         return Part(check, device, slots)
-    check = Check("codec", Status.OK, f"{_named(own.name, device)}, {slots} slots")
+    advice = weights_advice(own, config.engine.name)
+    status = Status.WARNING if advice else Status.OK
+    check = Check("codec", status, f"{_named(own.name, device)}, {slots} slots", advice or "")
     return Part(check, device, slots)
 
 

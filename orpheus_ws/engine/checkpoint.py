@@ -5,6 +5,8 @@ and without reading the weights. Everything that is wrong is found at once, each
 says what to do. The tokenizer is loaded without its added tokens, so that no text can become one.
 """
 
+import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
@@ -17,7 +19,7 @@ from orpheus_ws import manifest as manifests
 from orpheus_ws import tokens
 from orpheus_ws.engine.checkpoint_files import compare
 from orpheus_ws.engine.checkpoint_weights import Shape, examine_weights
-from orpheus_ws.errors import StartupError
+from orpheus_ws.errors import StartupError, unreadable
 from orpheus_ws.manifest import Manifest, Quantization
 
 EngineName = Literal["torch", "trtllm"]
@@ -109,8 +111,8 @@ def examine(folder: Path, *, compared: Compared = "headers") -> Examined:
     Of the weights the headers are read. `compared` says how much of the files is compared with the
     manifest, if there is one (see `checkpoint_files.compare`).
     """
-    if not folder.is_dir():
-        return Examined(None, [f"{str(folder)!r} is not a directory: {_ORPHEUS}"])
+    if fault := _folder_fault(folder):
+        return Examined(None, [fault])
     faults: list[str] = []
     config = _try(faults, lambda: read_config(folder))
     quantization = None
@@ -126,7 +128,9 @@ def examine(folder: Path, *, compared: Compared = "headers") -> Examined:
         faults += weights.faults
     manifest = _try(faults, lambda: read_manifest(folder)) if compared != "nothing" else None
     if manifest is not None:
-        faults += compare(folder, manifest, whole=compared == "everything")
+        differences = compare(folder, manifest, whole=compared == "everything")
+        # A file that cannot be read is found by both.
+        faults += [fault for fault in differences if fault not in faults]
         if quantization is not None and manifest.quantization != quantization:
             faults.append(
                 f"the manifest in {str(folder)!r} has another quantisation than the checkpoint: "
@@ -137,6 +141,25 @@ def examine(folder: Path, *, compared: Compared = "headers") -> Examined:
     return Examined(
         Checkpoint(folder, config, quantization, weight_bytes, encode, manifest), faults
     )
+
+
+def _folder_fault(folder: Path) -> str | None:
+    """What keeps this user from looking into the directory, if anything does."""
+    try:
+        there = stat.S_ISDIR(folder.stat().st_mode)
+        allowed = os.access(folder, os.R_OK | os.X_OK)
+    except PermissionError:
+        there, allowed = True, False
+    except (OSError, ValueError):
+        there, allowed = False, True
+    if not there:
+        return f"{str(folder)!r} is not a directory: {_ORPHEUS}"
+    if not allowed:
+        return (
+            f"{str(folder)!r} cannot be read (Permission denied): let this user read it, and enter "
+            "the directories that it is in"
+        )
+    return None
 
 
 def _try(faults: list[str], read: Callable[[], _T]) -> _T | None:
@@ -175,10 +198,11 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
     try:
         content = msgspec.json.decode((folder / name).read_bytes())
     except OSError as error:
-        raise StartupError(
-            f"no {name} can be read in {str(folder)!r} ({error.strerror}): {_ORPHEUS}, with its "
-            "tokenizer"
-        ) from error
+        what = f"{str(folder / name)!r} cannot be read"
+        if not (folder / name).is_file():
+            what = f"no {name} can be read in {str(folder)!r}"
+        why = unreadable(error, f"{_ORPHEUS}, with its tokenizer")
+        raise StartupError(f"{what} {why}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StartupError(f"{str(folder / name)!r} is not valid JSON: {_AGAIN}") from error
     if not isinstance(content, dict):
@@ -329,6 +353,20 @@ def load_encoder(folder: Path) -> Encoder:
             f"the tokenizer in {str(folder)!r} cannot be loaded ({type(error).__name__}): download "
             "its tokenizer.json again"
         ) from error
+    _check_tokenizer(folder, named, largest, unchanged=spoken == _SAMPLE)
+
+    def encode(text: str) -> list[int]:
+        whole = text.encode(errors="replace").decode()
+        ids: list[int] = tokenizer.encode(whole, add_special_tokens=False).ids
+        return ids
+
+    return encode
+
+
+def _check_tokenizer(
+    folder: Path, named: Mapping[int, str], largest: int, *, unchanged: bool
+) -> None:
+    """Of its control tokens, its largest id of text, and what comes back of a text."""
     if any(named.get(token) != name for token, name in tokens.NAMES.items()):
         raise StartupError(
             f"the tokenizer in {str(folder)!r} is not Llama 3's with Orpheus's ids: give the "
@@ -339,15 +377,8 @@ def load_encoder(folder: Path) -> Encoder:
             f"the tokenizer in {str(folder)!r} has text ids among the control ids, from "
             f"{tokens.FIRST_SPECIAL_ID}: give the tokenizer.json that was published with the model"
         )
-    if spoken != _SAMPLE:
+    if not unchanged:
         raise StartupError(
             f"the tokenizer in {str(folder)!r} loses text: give the tokenizer.json that was "
             "published with the model"
         )
-
-    def encode(text: str) -> list[int]:
-        whole = text.encode(errors="replace").decode()
-        ids: list[int] = tokenizer.encode(whole, add_special_tokens=False).ids
-        return ids
-
-    return encode

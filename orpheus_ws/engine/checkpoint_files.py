@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from orpheus_ws.engine.checkpoint_weights import INDEX, read_header
-from orpheus_ws.errors import StartupError
+from orpheus_ws.errors import StartupError, unreadable
 from orpheus_ws.manifest import File, Manifest, hash_of
 
 NAMES: Final = (
@@ -46,9 +46,8 @@ def _hash(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise StartupError(
-            f"{str(path)!r} cannot be read ({error.strerror}): let this user read it"
-        ) from error
+        why = unreadable(error, "copy the model again")
+        raise StartupError(f"{str(path)!r} cannot be read {why}") from error
 
 
 def compare(folder: Path, manifest: Manifest, *, whole: bool) -> Iterator[str]:

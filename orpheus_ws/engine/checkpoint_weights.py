@@ -15,7 +15,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from orpheus_ws.errors import StartupError
+from orpheus_ws.errors import StartupError, unreadable
 
 Shape = tuple[int, ...]
 
@@ -72,7 +72,7 @@ def read_header(path: Path) -> Header:
         described.pop("__metadata__", None)
         tensors = {name: msgspec.json.decode(raw, type=Tensor) for name, raw in described.items()}
     except OSError as error:
-        raise StartupError(f"{str(path)!r} cannot be read ({error.strerror}): {_AGAIN}") from error
+        raise StartupError(f"{str(path)!r} cannot be read {unreadable(error, _AGAIN)}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StartupError(f"{str(path)!r} is no safetensors file: {_AGAIN}") from error
     whole = 8 + length + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
@@ -149,7 +149,10 @@ def read_index(folder: Path) -> dict[str, str]:
     """The file that each tensor is in, by the index. Blocking. Raises `StartupError`."""
     try:
         return msgspec.json.decode((folder / INDEX).read_bytes(), type=_Index).weight_map
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except OSError as error:
+        why = unreadable(error, _AGAIN)
+        raise StartupError(f"{str(folder / INDEX)!r} cannot be read {why}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StartupError(f"{str(folder / INDEX)!r} is no index: {_AGAIN}") from error
 
 

@@ -340,7 +340,7 @@ def _load(options: Options, slots: int) -> _Loaded:
     """Everything that can be wrong is found here, what takes no time first."""
     torch.set_num_threads(options.threads)
     checkpoint, context, voices = _read(options, slots)
-    check_device(options.device)
+    check_device(options.device, "engine.options.device")
     model = load_model(
         options.model, device=options.device, dtype=options.dtype, attention=ATTENTION
     )

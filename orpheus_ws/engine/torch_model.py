@@ -27,15 +27,15 @@ BLOCK: Final = 512
 """Positions; torch's attention on CPUs takes as many at a time."""
 
 
-def check_device(device: str) -> None:
-    """Raise `StartupError` unless torch can use the device."""
+def check_device(device: str, option: str) -> None:
+    """Raise `StartupError` unless torch can use the device, which `option` names."""
     try:
         torch.empty(0, device=device)
     except Exception as error:
         # torch raises an AssertionError, among others.
         raise StartupError(
             f"torch cannot use the device {device!r} ({type(error).__name__}): set "
-            "engine.options.device to one that it sees, such as 'cpu' or 'cuda'"
+            f"{option} to one that it sees, such as 'cpu' or 'cuda'"
         ) from error
 
 
@@ -69,8 +69,8 @@ def load_model(folder: str, *, device: str, dtype: str, attention: str) -> Llama
         placed = model.to(device)
     except Exception as error:
         raise StartupError(
-            f"the model in {folder!r} cannot be put on {device!r} ({type(error).__name__}): set "
-            "engine.options.device to one that has room for it, or engine.options.dtype to bfloat16"
+            f"the model in {folder!r} cannot be put on {device!r} ({type(error).__name__}): name "
+            "a device that has room for it, or set engine.options.dtype to bfloat16"
         ) from error
     return placed.eval().requires_grad_(requires_grad=False)
 

@@ -52,6 +52,23 @@ async def prove_sampler(
     `sampling_params` is TensorRT-LLM's class; `setting` says what to change if the sampler fails.
     Raises `StartupError`. Cancelling leaves requests of 16 ids behind.
     """
+    try:
+        async with asyncio.timeout(PROOF_SECONDS):
+            runs = await _speak(llm, sampling_params, prompt, vocabulary)
+    except TimeoutError as error:
+        raise StartupError(
+            f"TensorRT-LLM gave no {TOKENS} ids within {PROOF_SECONDS:g} s: see what it printed"
+        ) from error
+    except Exception as error:
+        raise StartupError(
+            f"TensorRT-LLM failed on its first requests ({type(error).__name__}): see what it printed"
+        ) from error
+    if fault := judge(runs):
+        raise StartupError(f"the sampler {fault}, so it would not speak well: {setting}")
+
+
+async def _speak(llm: Any, sampling_params: Any, prompt: list[int], vocabulary: int) -> Runs:
+    """One request alone, then five together: a sampler may mix up whose setting is whose."""
     stepped, flat = (_bias(values, vocabulary) for values in (STEPPED, FLAT))
     greedy = {"embedding_bias": stepped}
     chance = {"embedding_bias": flat, "temperature": TEMPERATURE, "top_p": 1.0}
@@ -70,28 +87,15 @@ async def prove_sampler(
         await result.aresult()
         return list(result.outputs[0].token_ids)
 
-    try:
-        async with asyncio.timeout(PROOF_SECONDS):
-            plain = await run(repetition_penalty=1.0, **greedy)
-            # Together: a sampler may mix up whose setting is whose.
-            others = await asyncio.gather(
-                run(repetition_penalty=1.0, **greedy),
-                run(repetition_penalty=PENALTY, **greedy),
-                run(seed=1, **chance),
-                run(seed=1, **chance),
-                run(seed=2, **chance),
-            )
-            runs = Runs(plain, *others)
-    except TimeoutError as error:
-        raise StartupError(
-            f"TensorRT-LLM gave no {TOKENS} ids within {PROOF_SECONDS:g} s: see what it printed"
-        ) from error
-    except Exception as error:
-        raise StartupError(
-            f"TensorRT-LLM failed on its first requests ({type(error).__name__}): see what it printed"
-        ) from error
-    if fault := judge(runs):
-        raise StartupError(f"the sampler {fault}, so it would not speak well: {setting}")
+    plain = await run(repetition_penalty=1.0, **greedy)
+    others = await asyncio.gather(
+        run(repetition_penalty=1.0, **greedy),
+        run(repetition_penalty=PENALTY, **greedy),
+        run(seed=1, **chance),
+        run(seed=1, **chance),
+        run(seed=2, **chance),
+    )
+    return Runs(plain, *others)
 
 
 def judge(runs: Runs) -> str | None:

@@ -195,21 +195,8 @@ def llm_arguments(
 
     `llm_args` is the module `tensorrt_llm.llmapi.llm_args`; a setting that its classes do not know is
     left out and logged, for an unknown one is an error. Raises `StartupError` if it is one of
-    `NEEDED`. Reuse of blocks, chunked prefill and a cache on the host stay off: prompts are short,
-    and each had errors that mixed streams up.
+    `NEEDED`.
     """
-    kv_cache: dict[str, Any] = {
-        # `auto` is what the checkpoint declares, and the type of its weights if it declares nothing.
-        "dtype": "fp8" if options.kv_cache == "fp8" else "auto",
-        # The smaller of the two wins.
-        "max_tokens": memory.pool_tokens(capacity, stream_tokens(limits)),
-        "free_gpu_memory_fraction": options.kv_fraction,
-        "tokens_per_block": memory.TOKENS_PER_BLOCK,
-        "enable_block_reuse": False,
-        "enable_partial_reuse": False,
-        "copy_on_partial_reuse": False,
-        "use_kv_cache_manager_v2": False,
-    }
     if not hasattr(llm_args, "KvCacheConfig"):
         raise _too_different(["KvCacheConfig"])
     graphs = {"batch_sizes": graph_sizes(limits, capacity), "enable_padding": True}
@@ -223,7 +210,9 @@ def llm_arguments(
         "stream_interval": tokens.CODES_PER_FRAME,
         "enable_chunked_prefill": False,
         "enable_iter_perf_stats": True,
-        "kv_cache_config": _configured(llm_args, ("KvCacheConfig",), kv_cache),
+        "kv_cache_config": _configured(
+            llm_args, ("KvCacheConfig",), _cache_settings(options, limits, capacity)
+        ),
         # Later versions have one class for each kind of step.
         "cuda_graph_config": _configured(
             llm_args, ("DecodeCudaGraphConfig", "CudaGraphConfig"), graphs
@@ -233,6 +222,24 @@ def llm_arguments(
     if "sampler_type" in known:
         wanted["sampler_type"] = options.sampler
     return _known({key: value for key, value in wanted.items() if value is not None}, known)
+
+
+def _cache_settings(options: Options, limits: Limits, capacity: int) -> dict[str, Any]:
+    """Reuse of blocks and a cache on the host stay off, as does chunked prefill: prompts are short, and
+    each had errors that mixed streams up.
+    """
+    return {
+        # `auto` is what the checkpoint declares, and the type of its weights if it declares nothing.
+        "dtype": "fp8" if options.kv_cache == "fp8" else "auto",
+        # The smaller of the two wins.
+        "max_tokens": memory.pool_tokens(capacity, stream_tokens(limits)),
+        "free_gpu_memory_fraction": options.kv_fraction,
+        "tokens_per_block": memory.TOKENS_PER_BLOCK,
+        "enable_block_reuse": False,
+        "enable_partial_reuse": False,
+        "copy_on_partial_reuse": False,
+        "use_kv_cache_manager_v2": False,
+    }
 
 
 def _configured(llm_args: ModuleType, names: Iterable[str], values: dict[str, Any]) -> Any:

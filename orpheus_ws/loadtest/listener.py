@@ -79,6 +79,8 @@ class Listener:
         self._first_audio: float | None = None
         self._first_sentence: float | None = None
         self._factor: float | None = None
+        self._first_samples = 0
+        self._flow = (0.0, 0.0)  # seconds of audio after the first chunk, and in how many they came
         self._segments = 0
         self._queue_ms: float | None = None
         self._cancel_sent: float | None = None
@@ -179,6 +181,8 @@ class Listener:
             cancel_ms=None if sent is None or confirmed is None else (confirmed - sent) * 1000,
             audio_seconds=self._samples / SAMPLE_RATE,
             real_time_factor=self._factor,
+            flowed_seconds=self._flow[0],
+            flow_seconds=self._flow[1],
             underruns=self._player.underruns,
             starved_ms=self._player.starved_seconds * 1000,
             longest_gap_ms=self._longest_gap * 1000,
@@ -212,6 +216,7 @@ class Listener:
         self._player.receive(seconds, now)
         if self.first_byte is None:
             self.first_byte = now
+            self._first_samples = self._samples
             self._first(now - self._t0)
         if self._last_chunk is not None:
             gap = now - self._last_chunk
@@ -222,6 +227,8 @@ class Listener:
         ahead = _WAITS_FROM * self._plan.lead_ms / 1000
         if self._factor is None or self._player.in_hand(now) < ahead:
             self._factor = self._samples / SAMPLE_RATE / max(now - self._t0, 1e-6)
+            after_first = self._samples - self._first_samples
+            self._flow = (after_first / SAMPLE_RATE, now - self.first_byte)
 
     def _check_sound(self, pcm: bytes, now: float) -> None:
         samples = np.frombuffer(pcm, "<i2")

@@ -20,6 +20,7 @@ from orpheus_ws.loadtest import worker
 from orpheus_ws.loadtest.plan import Plan
 from orpheus_ws.loadtest.tally import Batch, Tally
 from orpheus_ws.loadtest.turn import Figures, Gaps, Harness, Naive, Progress, Turn
+from orpheus_ws.planning.cost import Cost, Usage
 from orpheus_ws.processes import Child, child
 
 STREAMS_PER_PROCESS: Final = 50
@@ -49,6 +50,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     turns: tuple[Turn, ...]
     """By their beginning: the first 2000, and up to as many faulty ones among the others."""
     naive: Naive | None = None
+    usage: Usage | None = None
+    cost: Cost | None = None
+    """If the streams of the plan are what the server has slots for, and `usage` is how they are used."""
 
     @property
     def interrupted(self) -> bool:
@@ -62,6 +66,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 INTERRUPTED: Final = "interrupted"
+NO_AUDIO: Final = "no turn had any audio"
 
 
 def run(plan: Plan, *, api_key: str | None = None, watch: Watch | None = None) -> Result:
@@ -124,7 +129,7 @@ def verdict(plan: Plan, figures: Figures) -> tuple[str, ...]:
     """What of the figures is not as it should be, one line each."""
     lines = []
     if figures.first_byte_ms is None:
-        lines.append("no turn had any audio")
+        lines.append(NO_AUDIO)
     elif plan.objective_ms is not None and figures.first_byte_ms.p99 > plan.objective_ms:
         lines.append(
             f"time to first byte: p99 {figures.first_byte_ms.p99:.0f} ms, above the objective of "

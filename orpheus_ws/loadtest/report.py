@@ -195,6 +195,7 @@ def number(value: float) -> str:
 
 def _tables(result: Result) -> list[Table]:
     figures, harness = result.figures, result.harness
+    pace = figures.slowest_stream
     counts = [
         ("turns done", f"{figures.done}"),
         ("interrupted by the listener", f"{figures.cancelled}"),
@@ -202,6 +203,7 @@ def _tables(result: Result) -> list[Table]:
         ("failed", f"{figures.failed}"),
         ("later than the objective", f"{figures.late}" if result.plan.objective_ms else "–"),
         ("with underruns", f"{figures.turns_with_underruns}"),
+        ("pace of the slowest stream", "–" if pace is None else number(pace)),
         ("silence in them", f"{figures.starved_ms:.0f} ms"),
         *((f"refused: {why}", f"{count}") for why, count in figures.refused.items()),
         *((f"failed: {code}", f"{count}") for code, count in figures.failures.items()),

@@ -25,6 +25,9 @@ _STEP: Final = 1.1
 GAP_EDGES_MS: Final = tuple(_STEP**n for n in range(98))
 """From 1 ms to 10 s."""
 
+LISTENED_SECONDS: Final = 2.0
+"""After so long a chunk that is late by some milliseconds says little of a stream's pace."""
+
 _LATENCIES: Final = ("first_byte_ms", "first_audio_ms", "first_sentence_ms", "whole_ms")
 _OTHERS: Final = ("queue_ms", "real_time_factor", "connect_ms", "reuse_ms", "cancel_ms")
 
@@ -129,6 +132,7 @@ class Tally:
         self._refused: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
+        self._flows: dict[int, tuple[float, float]] = {}  # by stream, as in its turns
         self._gaps = [0] * (len(GAP_EDGES_MS) + 1)
         self._silent = {True: 0, False: 0}  # turns that never had a first byte, by full load
         self._at_full_load = 0
@@ -174,6 +178,7 @@ class Tally:
             cut=self._outcomes["cut"],
             late=late if self._objective_ms else 0,
             gap_ms=self._gap_spread(),
+            slowest_stream=self._slowest_stream(),
             audio_seconds=self._audio_seconds,
             underruns=self._underruns,
             starved_ms=self._starved_ms,
@@ -216,6 +221,8 @@ class Tally:
                 values.append(value)
                 if turn.full_load and name in self._full:
                     self._full[name].append(value)
+        flowed, seconds = self._flows.get(turn.stream, (0.0, 0.0))
+        self._flows[turn.stream] = (flowed + turn.flowed_seconds, seconds + turn.flow_seconds)
         self._audio_seconds += turn.audio_seconds
         self._underruns += turn.underruns
         self._starved_ms += turn.starved_ms
@@ -224,6 +231,11 @@ class Tally:
     def _over(self, latencies: "array[float]") -> int:
         """How many were later than the objective."""
         return int(np.count_nonzero(np.asarray(latencies) > (self._objective_ms or math.inf)))
+
+    def _slowest_stream(self) -> float | None:
+        flows = self._flows.values()
+        paces = [flowed / seconds for flowed, seconds in flows if seconds >= LISTENED_SECONDS]
+        return round(min(paces), 4) if paces else None
 
     def _gap_spread(self) -> Spread | None:
         """Each quantile is the upper edge of its bucket."""

@@ -53,6 +53,10 @@ class Turn(msgspec.Struct, kw_only=True):
     real_time_factor: float | None = None
     """Audio over time, from the start of the latencies until the server had sent so much ahead that it
     began to wait for the listener."""
+    flowed_seconds: float = 0.0
+    """Audio after the first chunk, until the same moment."""
+    flow_seconds: float = 0.0
+    """In how many seconds it came."""
     underruns: int = 0
     starved_ms: float = 0.0
     longest_gap_ms: float = 0.0
@@ -94,6 +98,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     gap_ms: Spread | None
     """Between chunks of a segment, to a tenth of its value."""
     real_time_factor: Spread | None
+    slowest_stream: float | None
+    """The least of the streams' paces: audio after the first chunks of its turns over the time in which
+    it came. Below 1 listeners lose ground, even where no gap is long enough for an underrun. Of streams
+    that were listened to for 2 s at least; None if there is none."""
     connect_ms: Spread | None
     reuse_ms: Spread | None
     cancel_ms: Spread | None

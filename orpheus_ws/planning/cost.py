@@ -3,7 +3,25 @@
 Rule: the user's own price and habits go in; no price is known here.
 """
 
+from typing import Final
+
 import msgspec
+
+TALK_SHARE: Final = 0.4
+UTILISATION: Final = 0.6
+"""Where the commands begin if they are told a price alone. Assumptions."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cost takes; see `cost`."""
+
+    price: float
+    talk_share: float = TALK_SHARE
+    utilisation: float = UTILISATION
+
+    def cost(self, capacity: int) -> "Cost":
+        """What it comes to. Raises `ValueError` as `cost` does."""
+        return cost(self.price, capacity, talk_share=self.talk_share, utilisation=self.utilisation)
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,6 +84,20 @@ GPUS: Final[dict[GpuName, Gpu]] = {
 """By the name that `plan --gpu` and `engine.options.gpu` take."""
 
 
+def find_gpu(name: str) -> GpuName | None:
+    """Which of them NVIDIA calls so, such as `NVIDIA H100 80GB HBM3 MIG 3g.40gb`; None: none of them."""
+    words = set(name.lower().split())
+    return next(
+        (
+            known
+            for known in GPUS
+            # A slice of a GPU is not the GPU.
+            if set(known.split("-")) <= words and ("mig" in words) == ("mig" in known)
+        ),
+        None,
+    )
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A Llama's shape, as in its `config.json`. The defaults are Orpheus-3B's."""
 

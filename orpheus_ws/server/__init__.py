@@ -8,6 +8,7 @@ context is told so once and every socket closed; nothing is restarted inside a p
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import random
@@ -24,6 +25,7 @@ from websockets.frames import CloseCode
 from orpheus_ws import messages as m
 from orpheus_ws import pcm
 from orpheus_ws.capacity import Capacity
+from orpheus_ws.codec import weights_advice
 from orpheus_ws.config import Config, ServerConfig
 from orpheus_ws.context import Moved
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError, StartupError
@@ -229,6 +231,9 @@ async def running(config: Config) -> AsyncIterator[Server]:
     let open contexts finish.
     """
     auth.check_exposure(config.auth, config.server.host)
+    await _try_ports(config.server)
+    if advice := weights_advice(config.codec, config.engine.name):
+        _log.warning(advice)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     metrics = Metrics(CollectorRegistry())
     async with contextlib.AsyncExitStack() as stack:
@@ -272,6 +277,25 @@ def _serve_metrics(config: ServerConfig, metrics: Metrics, stack: contextlib.Asy
 
     stack.push_async_callback(asyncio.to_thread, stop)
     return int(httpd.server_port)
+
+
+async def _try_ports(config: ServerConfig) -> None:
+    """Raise `StartupError` if a port is taken: before anything is loaded, which may take minutes."""
+    for host, port, key in (
+        (config.metrics_host, config.metrics_port, "server.metrics_port"),
+        (config.host, config.port, "server.port"),
+    ):
+        loop = asyncio.get_running_loop()
+        with _binding(host, port, key):
+            try:
+                listener = await loop.create_server(asyncio.Protocol, host, port)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise
+                # Whatever else it is, who opens the port in earnest says it.
+                continue
+        listener.close()
+        await listener.wait_closed()
 
 
 async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:

@@ -66,7 +66,9 @@ async def open_parts(config: Config, metrics: Metrics, stack: contextlib.AsyncEx
     stack.push_async_callback(engine.close)
     check_slots(slots, engine.capacity)
     told = {"streams": engine.capacity, "source": capacity.source}
-    if capacity.source in ("override", "uncalibrated"):
+    if capacity.source == "simulated":
+        _log.warning("the capacity was measured with a simulated engine", extra=told)
+    elif capacity.source in ("override", "uncalibrated"):
         _log.warning("the capacity is not what was measured here", extra=told)
     else:
         _log.info("capacity", extra=told)

@@ -14,6 +14,7 @@ import yaml
 from docs.generate import instruments
 from orpheus_ws import config
 from orpheus_ws.capacity import Capacity, settle
+from orpheus_ws.cli import cli
 from orpheus_ws.engine.trtllm_process import SHUTDOWN_SECONDS
 from orpheus_ws.errors import StartupError
 from orpheus_ws.manifest import NAME
@@ -138,6 +139,9 @@ def test_calibration(overlay: str) -> None:
     pods = [each["spec"]["template"] for each in (serving["Deployment"], measuring["Job"])]
     containers = [server(serving), server(measuring, "Job")]
     assert [each["args"][1] for each in containers] == ["serve", "calibrate"]
+    assert {"serve", "calibrate"} <= set(cli.commands)
+    engines = [configured(each, DOCKERFILES[overlay]).engine for each in containers]
+    assert engines[0] == engines[1]
     for pod, container, read_only in zip(pods, containers, (True, False), strict=True):
         volume, mount = pod["spec"]["volumes"].pop(0), container["volumeMounts"].pop(0)
         claimed = {"claimName": claim["metadata"]["name"], "readOnly": read_only}

@@ -43,3 +43,14 @@ def test_excess_is_refused(tmp_path: Path) -> None:
     assert result.figures.refused["full"] >= streams - CAPACITY
     assert (result.figures.faults, result.figures.failures) == ({}, {})
     assert result.figures.underruns == 0
+
+
+def test_excess_of_arrivals_is_refused(tmp_path: Path) -> None:
+    """Turns that begin whether or not there is room, a fifth more than slots: no admitted one is broken."""
+    # A turn is 7 s of speech as a mean, and is sent up to 2 s ahead.
+    rate = 1.2 * CAPACITY / 5
+    arguments = ("--rate", f"{rate}", "--streams", "100", "--seconds", "20", "--processes", "1")
+    result = load(tmp_path / "r.json", *arguments, capacity=CAPACITY)
+    assert result.figures.refused["full"] > 0
+    assert (result.figures.faults, result.figures.failures) == ({}, {})
+    assert result.figures.underruns == 0

@@ -6,6 +6,7 @@ It runs in an environment of its own, for it needs another transformers than the
 import asyncio
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -235,6 +236,26 @@ def test_the_cache_may_stay_as_it_is(
     assert written["kv_cache_quant_algo"] is None
     name = "model.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == (quantised / name).read_bytes()
+
+
+def test_a_full_disk_leaves_nothing(
+    command: tuple[str, ...], tiny_checkpoint: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Weights that do not fit are said to, and neither OUT nor anything else is there."""
+    done = subprocess.run(
+        [*command, str(tiny_checkpoint), str(tmp_path / "out"), "--prompts", str(prompts)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        # No file may become larger.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000,) * 2),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"cannot write the weights of {tmp_path}/out: is there room" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("label", ["Speaking", "Calibrating"])

@@ -75,7 +75,11 @@ def described(
     limits = ("--max-batch-size", "4", "--max-tokens", "300", "--max-prompt-tokens", "100")
     given = ("manifest", str(folder), "--voices", "ava, ben", "--tensorrt-llm", "1.2.1")
     ended = commands.run("engine_build", *given, *limits)
-    assert (ended.code, ended.stdout, ended.stderr) == (0, "", "")
+    assert (ended.code, ended.stderr) == (0, "")
+    assert ended.stdout == (
+        f"Wrote {folder / manifests.NAME}: weights not quantised, KV cache as the engine is told; voices "
+        "ava (the default), ben; at most 4 streams of 100 + 300 ids; TensorRT-LLM 1.2.1.\n"
+    )
     return folder
 
 
@@ -286,6 +290,7 @@ def test_a_manifest_made_again(commands: WarmCommands, described: Path, tmp_path
     again = commands.run("engine_build", "manifest", str(folder), "--voices", "ava")
     assert again.code == 0
     assert "measure again" in again.stderr
+    assert "changed: the voices were ava, ben\n" in again.stderr
     assert manifests.read(folder / manifests.NAME).capacity == (measured,)
 
     (folder / "generation_config.json").write_text("{}", encoding="utf-8")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from orpheus_ws import config
 from orpheus_ws.config import EngineConfig
 from orpheus_ws.doctor import parts
 from tests.doctor_runs import doctor, serve_starts, settings, without
@@ -61,3 +62,18 @@ def test_the_torch_engine(tiny_checkpoint: Path) -> None:
         check = parts.engine(EngineConfig(name="torch", options={"model": model}), {}).check
         assert check.status == status
         assert says in check.found + check.advice
+
+
+def test_orpheus_with_the_codec_of_the_embedded_voice(tmp_path: Path) -> None:
+    """It would speak noise, which is warned of; with other weights or another engine nothing is said."""
+    (tmp_path / "config.json").touch()
+    for engine, weights, status in (
+        ("torch", "pocket", "warning"),
+        ("trtllm", "pocket", "warning"),
+        ("pocket", "pocket", "ok"),
+        ("torch", str(tmp_path), "ok"),
+    ):
+        loaded = config.load(flags=[f"engine.name={engine}", f"codec.weights={weights}"])
+        check = parts.codec(loaded, 8).check
+        assert check.status == status
+        assert ("snac_24khz" in check.advice) == (status == "warning")

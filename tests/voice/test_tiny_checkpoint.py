@@ -48,9 +48,12 @@ def test_the_command_writes_the_same_every_time(
     """The command writes, to the byte, what the function wrote: small, with what transformers needs."""
     done = commands.run("engine_build", "tiny", str(tmp_path / "new" / "tiny"))
     assert (done.code, done.stderr) == (0, "")
+    assert f"engine_build verify {tmp_path}/new/tiny\n" in done.stdout
     written = {file.name: file.read_bytes() for file in (tmp_path / "new" / "tiny").iterdir()}
     assert written == {file.name: file.read_bytes() for file in tiny_checkpoint.iterdir()}
     assert sum(map(len, written.values())) < 50e6
+    # All of it by the same users.
+    assert len({file.stat().st_mode for file in (tmp_path / "new" / "tiny").iterdir()}) == 1
 
 
 def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:

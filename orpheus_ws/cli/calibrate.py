@@ -1,0 +1,248 @@
+"""`orpheus-ws calibrate`: find out how many streams this machine serves in real time."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from orpheus_ws import config as configuration
+from orpheus_ws.cli.exits import Exit
+from orpheus_ws.errors import BenchFailed, OrpheusError
+
+if TYPE_CHECKING:
+    from orpheus_ws.calibration.probe import Attempt, Purpose
+    from orpheus_ws.calibration.record import Report
+    from orpheus_ws.calibration.run import Calibration, Settings, Show
+    from orpheus_ws.loadtest import Plan, Progress
+
+PROBE_SECONDS: Final = 15.0
+CONFIRM_SECONDS: Final = 600.0
+
+
+@click.command()
+@click.option(
+    "--config", "file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file."
+)
+@click.option("--engine", help="Which engine.  [engine.name]")
+@click.option("--model", help="Directory of the engine's checkpoint.  [engine.options.model]")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
+)
+@click.option(
+    "--objective-ms",
+    type=click.FloatRange(0, min_open=True),
+    help="Bound on the 99th percentile of the time to first byte.  [150; 200 on a MIG slice]",
+)
+@click.option(
+    "--max",
+    "most",
+    type=click.IntRange(1, 10_000),
+    help="Batch of the search, and so the most streams that are tried.  [the manifest's limit, or 64]",
+)
+@click.option(
+    "--start",
+    type=click.IntRange(1, 10_000),
+    help="Streams of the first probe.  [what `engine_build plan` says of the GPU, or 8]",
+)
+@click.option(
+    "--probe-seconds",
+    type=click.FloatRange(1),
+    default=PROBE_SECONDS,
+    show_default=True,
+    help="Of full load in a probe, for each of the two kinds of traffic.",
+)
+@click.option(
+    "--confirm-seconds",
+    type=click.FloatRange(1),
+    default=CONFIRM_SECONDS,
+    show_default=True,
+    help="Of full load in a confirmation, both kinds of traffic together.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Another one gives other turns."
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="JSON file to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def calibrate(
+    file: Path | None,
+    engine: str | None,
+    model: str | None,
+    settings: tuple[str, ...],
+    *,
+    out: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure how many streams stay in real time on this machine, and write it into the manifest.
+
+    Starts `orpheus-ws serve` with the configuration, which it takes from the same sources, and puts
+    loads on it that production clients might. Only a number that was confirmed is written. Ctrl-C
+    prints what was measured and writes nothing into the manifest (exit code 6). Nothing else should run
+    on the machine meanwhile.
+    """
+    # Imported here, so that the client's commands need nothing that only a server needs.
+    from orpheus_ws.calibration import record
+    from orpheus_ws.calibration.run import Calibration
+
+    shortcuts = [("engine.name", engine), ("engine.options.model", model)]
+    flags = [f"{key}={value}" for key, value in shortcuts if value is not None] + [*settings]
+    config = configuration.load(file=file, environment=os.environ, flags=flags)
+    asked = _settings(config, _arguments(file, flags), **options)
+    calibration = Calibration(asked, _show())
+    with _terminated_like_interrupted():
+        try:
+            streams = calibration.run()
+        except (KeyboardInterrupt, OrpheusError) as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            report = calibration.report(streams=None, written=None, interrupted=interrupted)
+            _tell(report, out, as_json=as_json)
+            if not interrupted:
+                raise
+            click.echo("orpheus-ws: interrupted; nothing was written to the manifest", err=True)
+            sys.exit(Exit.INTERRUPTED)
+    report = calibration.report(streams=streams or None, written=None, interrupted=False)
+    try:
+        if not streams:
+            raise BenchFailed(_why_not(calibration))
+        record.write(asked.target, config.engine, report, calibration.voices)
+        report = msgspec.structs.replace(report, written=str(asked.target.path))
+    finally:
+        # Also what could not be written was measured.
+        _tell(report, out, as_json=as_json)
+
+
+def _settings(
+    config: configuration.Config,
+    arguments: list[str],
+    *,
+    objective_ms: float | None,
+    most: int | None,
+    start: int | None,
+    probe_seconds: float,
+    confirm_seconds: float,
+    seed: int,
+) -> "Settings":
+    from orpheus_ws.calibration.record import find_target
+    from orpheus_ws.calibration.run import Settings, first_guess
+
+    target = find_target(config.engine)
+    most = most or target.batch
+    return Settings(
+        target=target,
+        arguments=arguments,
+        codec=config.codec.name,
+        objective_ms=objective_ms or target.objective_ms,
+        start=min(start or first_guess(target, most), most),
+        most=most,
+        probe_seconds=probe_seconds,
+        confirm_seconds=confirm_seconds,
+        seed=seed,
+        api_key=next(iter(config.auth.keys.values()), None),
+    )
+
+
+def _arguments(file: Path | None, flags: list[str]) -> list[str]:
+    """Of `serve`, for the same configuration. The environment is its own to read."""
+    named = [] if file is None else ["--config", str(file)]
+    return named + [part for flag in flags for part in ("--set", flag)]
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM is a Ctrl-C meanwhile."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# What is shown -----------------------------------------------------------------------------------
+
+
+def _show() -> "Show":
+    """Everything on standard error. On a terminal the last line is the probe under way."""
+    from orpheus_ws.calibration.run import Show
+
+    terminal = sys.stderr.isatty()
+    clear = "\r\x1b[K" if terminal else ""
+
+    def line(text: str) -> None:
+        click.echo(f"{clear}{text}", err=True)
+
+    def progress(purpose: "Purpose", plan: "Plan", seen: "Progress") -> None:
+        if not terminal:
+            return
+        first = seen.live.first_byte_ms
+        told = "" if first is None else f", first byte p99 {first.p99:.0f} ms"
+        of = "" if seen.of_seconds is None else f" of {seen.of_seconds:.0f}"
+        text = f"{purpose} {plan.streams:>5} streams, {seen.seconds:.0f}{of} s{told}"
+        click.echo(f"{clear}{text}", nl=False, err=True)
+
+    return Show(line, progress, lambda attempt: line(_line(attempt)))
+
+
+def _line(attempt: "Attempt") -> str:
+    """One attempt."""
+    found = [
+        ""
+        if attempt.first_byte_ms_p99 is None
+        else f"first byte p50 {attempt.first_byte_ms_p50:.0f}, p99 {attempt.first_byte_ms_p99:.0f} ms",
+        "" if attempt.slowest_stream is None else f"slowest {attempt.slowest_stream:.2f} x",
+        f"{attempt.underruns} underruns",
+        f"{attempt.audio_seconds / 60:.1f} min of speech in {attempt.seconds:.0f} s",
+    ]
+    verdict = "ok" if attempt.held else "no"
+    head = f"{attempt.purpose:<7} {attempt.streams:>5} streams, {attempt.traffic:<8}  {verdict}  "
+    lines = [head + ", ".join(filter(None, found))]
+    reasons = attempt.broken or ((attempt.stopped,) if attempt.stopped else ())
+    return "\n".join(lines + [f"          {reason}" for reason in reasons])
+
+
+def _tell(report: "Report", out: Path | None, *, as_json: bool) -> None:
+    content = msgspec.json.encode(report)
+    if out is not None:
+        try:
+            out.write_bytes(content + b"\n")
+        except OSError as error:
+            click.echo(f"orpheus-ws: cannot write {str(out)!r} ({type(error).__name__})", err=True)
+    click.echo(content.decode() if as_json else _summary(report))
+
+
+def _summary(report: "Report") -> str:
+    simulated = "SIMULATED: there was no model, and this is no measurement of one\n"
+    lines = [
+        f"{report.gpu}, driver {report.driver}",
+        f"objective {report.objective_ms:g} ms, player's buffer {report.prebuffer_ms:g} ms",
+        *map(_line, report.attempts),
+    ]
+    if report.streams is None:
+        lines.append("no number of streams was confirmed")
+        return "\n".join(lines)
+    tried = max(attempt.batch for attempt in report.attempts)
+    written = f"and written to {report.written}" if report.written else "and not written"
+    lines.append(f"{report.streams} streams, confirmed {written}")
+    if report.streams == tried:
+        lines.append("all that were tried: more may be possible, with a larger --max")
+    return (simulated if report.simulated else "") + "\n".join(lines)
+
+
+def _why_not(calibration: "Calibration") -> str:
+    """One line: which bound failed with one stream, and what to do."""
+    last = calibration.attempts[-1]
+    return (
+        f"not one stream holds, so nothing was written: {last.broken[0]} ({last.traffic} traffic, "
+        f"{last.purpose}); give the machine to the server alone, use a faster engine, or allow more "
+        "with --objective-ms"
+    )
