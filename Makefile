@@ -26,9 +26,9 @@ demo: $(VENV)/.voice
 	@$(BIN)/python -m orpheus_ws say --local --output hello.wav -- "$$TEXT"
 
 test: $(VENV)/.dev
-	$(BIN)/python -X dev $(PYTEST) $(SIDE_BY_SIDE) -m "not slow" $(TESTS)
+	$(BIN)/python -X dev $(PYTEST) $(SIDE_BY_SIDE) -m "not slow" --ignore tests/slow $(TESTS)
 
-test-slow: $(VENV)/.dev
+test-slow: $(VENV)/.slow
 	$(BIN)/python $(PYTEST) $(SLOW) $(TESTS)
 
 # TensorRT-LLM's image has numpy 1 and a torch of its own, so the base must not need either.
@@ -69,6 +69,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing what the tests need into $(VENV) …"
 	@$(BIN)/python $(INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.voice
+
+$(VENV)/.slow: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing what the slow tests need into $(VENV) …"
+	@$(BIN)/python $(INSTALL) --editable '.[slow]'
+	@touch $@ $(VENV)/.dev $(VENV)/.voice
 
 $(VENV_NUMPY1)/.check: pyproject.toml constraints.txt | $(VENV_NUMPY1)/bin/python
 	@$(VENV_NUMPY1)/bin/python $(INSTALL) --editable '.[check]' 'numpy<2'

@@ -114,7 +114,8 @@ class Metrics:
         self._draining_since: float | None = None
         self._latencies(surface)
         self._distributions()
-        self._counters()
+        self._speech()
+        self._endings()
         self._gauges()
 
     def _latencies(self, surface: str) -> None:
@@ -160,13 +161,15 @@ class Metrics:
             "codec_step_seconds", "Time that a codec step takes", _STEP_BUCKETS
         )
 
-    def _counters(self) -> None:
-        def counter(name: str, text: str, **labels: tuple[str, ...]) -> Counter:
-            made = Counter(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
-            for values in labels.values():
-                for value in values:
-                    made.labels(value)
-            return made
+    def _counter(self, name: str, text: str, **labels: tuple[str, ...]) -> Counter:
+        made = Counter(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
+        for values in labels.values():
+            for value in values:
+                made.labels(value)
+        return made
+
+    def _speech(self) -> None:
+        """Counters of what is generated and heard."""
 
         def tally(name: str, text: str) -> Tally:
             return Tally(f"orpheus_{name}", text, self.registry)
@@ -175,28 +178,31 @@ class Metrics:
         self.invalid_tokens = tally("invalid_tokens", "Ids out of range or out of turn")
         self.frames = tally("frames", "Whole frames of seven codes")
         self.audio_seconds = tally("audio_seconds", "Seconds of audio sent")
-        self.orphaned_seconds = counter(
+        self.orphaned_seconds = self._counter(
             "orphaned_audio_seconds",
             "Seconds of audio generated and never heard: cancelled or disconnected",
         )
-        self.underruns = counter("underruns", "Starvations of the virtual player")
-        self.underrun_seconds = counter(
+        self.underruns = self._counter("underruns", "Starvations of the virtual player")
+        self.underrun_seconds = self._counter(
             "underrun_seconds", "Seconds for which the virtual player starved"
         )
-        self.contexts_ended = counter(
+
+    def _endings(self) -> None:
+        """Counters of how contexts, handshakes and sockets end."""
+        self.contexts_ended = self._counter(
             "contexts",
             f"Contexts ended, by outcome: {', '.join(_OUTCOMES)}",
             outcome=_OUTCOMES,
         )
-        self.turns_missed = counter(
+        self.turns_missed = self._counter(
             "turns_missed", "Contexts refused because no slot came free in time"
         )
-        self.handshakes_refused = counter(
+        self.handshakes_refused = self._counter(
             "handshakes_refused",
             f"Upgrades refused: {', '.join(_REFUSALS)}",
             reason=_REFUSALS,
         )
-        self.socket_closes = counter(
+        self.socket_closes = self._counter(
             "socket_closes",
             "Sockets closed, by the code of who closed first; 1006 was lost",
             code=_CLOSES,

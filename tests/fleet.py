@@ -1,6 +1,6 @@
 """Replicas in processes of their own, and real proxies before them, all on 127.0.0.1.
 
-Rule: what is tested are the files in `deploy/`; only addresses and the capacity are put in.
+Rule: what is tested are the files in `deploy/`; only addresses and the number of sockets are put in.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def program(name: str) -> str:
     """Path of a program of this environment or of the system."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"))
     found = shutil.which(name, path=path)
-    assert found is not None, f"install {name} (see .ci/run)"
+    assert found is not None, f"install {name} (see .ci/run, and the extra `slow`)"
     return found
 
 
@@ -93,8 +93,12 @@ class Replica:
 
     async def end(self, number: int) -> int:
         """Send the process a signal and return how it ended."""
-        assert self._process is not None
         self.tell(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        """Wait for the process to end and return how it did."""
+        assert self._process is not None
         ending = await self._process.wait()
         self._process = None
         return ending
@@ -151,11 +155,11 @@ async def _listening(port: int, *line: str, **environment: str) -> AsyncIterator
 
 
 @contextlib.asynccontextmanager
-async def haproxy(fleet: Sequence[Replica], capacity: int, _folder: Path) -> AsyncIterator[Proxy]:
+async def haproxy(fleet: Sequence[Replica], sockets: int, _folder: Path) -> AsyncIterator[Proxy]:
     """HAProxy, by environment variables alone."""
     port, observed = free_ports(2)
     environment = {f"REPLICA_{n}": replica.address for n, replica in enumerate(fleet, 1)}
-    environment |= {"CAPACITY": str(capacity), "LISTEN": f"127.0.0.1:{port}"}
+    environment |= {"SOCKETS": str(sockets), "LISTEN": f"127.0.0.1:{port}"}
     environment |= {"METRICS": f"127.0.0.1:{observed}"}
     line = (program("haproxy"), "-db", "-f", str(DEPLOY / "haproxy" / "haproxy.cfg"))
     async with _listening(port, *line, **environment):
@@ -163,13 +167,13 @@ async def haproxy(fleet: Sequence[Replica], capacity: int, _folder: Path) -> Asy
 
 
 @contextlib.asynccontextmanager
-async def nginx(fleet: Sequence[Replica], capacity: int, folder: Path) -> AsyncIterator[Proxy]:
+async def nginx(fleet: Sequence[Replica], sockets: int, folder: Path) -> AsyncIterator[Proxy]:
     """nginx, in the foreground and with its files in `folder`."""
     (port,) = free_ports(1)
     text = (DEPLOY / "nginx" / "nginx.conf").read_text(encoding="utf-8")
     for number, replica in enumerate(fleet, 1):
         text = text.replace(f"127.0.0.1:900{number}", replica.address)
-    text = text.replace("max_conns=64", f"max_conns={capacity}")
+    text = text.replace("max_conns=64", f"max_conns={sockets}")
     text = text.replace("listen 8765", f"listen 127.0.0.1:{port}")
     text = text.replace("/run/nginx.pid", str(folder / "pid")).replace("/dev/stdout speech", "off")
     file = folder / "nginx.conf"
@@ -179,7 +183,7 @@ async def nginx(fleet: Sequence[Replica], capacity: int, folder: Path) -> AsyncI
 
 
 @contextlib.asynccontextmanager
-async def envoy(fleet: Sequence[Replica], _capacity: int, folder: Path) -> AsyncIterator[Proxy]:
+async def envoy(fleet: Sequence[Replica], _sockets: int, folder: Path) -> AsyncIterator[Proxy]:
     """Envoy, on one thread."""
     port, admin = free_ports(2)
     text = (DEPLOY / "envoy" / "envoy.yaml").read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ PAUSE_SECONDS: Final = 0.1
 
 
 HEALTHY: Final = ("engine.name=tests.reporting_engine", "engine.options.step_seconds=0.005")
+"""As long as its capacity was measured, which a manifest has to say."""
 TIMED: Final = {
     "OrpheusFirstByteLate",
     "OrpheusUnderruns",
@@ -188,6 +189,18 @@ ILLS: Final = {
         fill,
         frozenset({"OrpheusCapacityNearlyUsed", "OrpheusHandshakesRefused"}),
     ),
+    "oversubscribed": Ill(
+        (
+            "engine.capacity=1",
+            "engine.options.step_seconds=0.05",
+            "server.oversubscription=4",
+            "server.max_queue_ms=200",
+        ),
+        four_speak,
+        frozenset({"OrpheusTurnsAwaited", "OrpheusTurnsMissed", "OrpheusCapacityNearlyUsed"}),
+    ),
+    "guessed": Ill(HEALTHY, stay, frozenset({"OrpheusCapacityNotMeasured"})),
+    "simulated": Ill((), stay, frozenset({"OrpheusEngineSimulated"})),
     "strangers": Ill(("auth.keys.alice=secret",), knock, frozenset({"OrpheusHandshakesRejected"})),
     "barge-in": Ill(
         ("engine.options.fault=never_stops",), interrupt, frozenset({"OrpheusOrphanedAudio"})

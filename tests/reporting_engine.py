@@ -32,6 +32,7 @@ class ReportingEngine(simulated.SimulatedEngine):
             queued_inside=0,
             gpu_bytes=10_000_000_000,
             iteration_seconds=0.01,
+            simulated=None,
         )
 
 

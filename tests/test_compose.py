@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from orpheus_ws import config
+from orpheus_ws.capacity import settle
+from orpheus_ws.errors import StartupError
 from orpheus_ws.server import auth
+from orpheus_ws.server.admission import sockets_for
 from tests import promql
 
 FOLDER = promql.ROOT / "deploy" / "compose"
@@ -63,7 +66,7 @@ def test_files() -> None:
 
 
 def test_profiles() -> None:
-    """Each profile has a proxy, Prometheus, Grafana and at least one replica, and nothing else."""
+    """A profile has a proxy, Prometheus, Grafana and at least one replica; one measures, alone."""
     watching = {"prometheus", "grafana"}
     profiles: dict[str, set[str]] = {}
     for name, service in SERVICES.items():
@@ -72,6 +75,7 @@ def test_profiles() -> None:
     assert profiles == {
         "cpu": {"replica1", "replica2", "proxy", *watching},
         "gpu": {"gpu", "proxy-gpu", *watching},
+        "calibrate": {"calibrate"},
     }
 
 
@@ -86,6 +90,32 @@ def test_replicas_are_configured(name: str) -> None:
     assert int(service["stop_grace_period"].rstrip("s")) > loaded.server.drain_seconds + 10
 
 
+def unmeasured(name: str) -> dict[str, str]:
+    """The variables that its example offers for a trial without a measurement."""
+    files = [FOLDER / f"{file}.example" for file in SERVICES[name].get("env_file", ())]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    return dict(re.findall(r"^#(ORPHEUS_WS_\w+)=(\S+)$", text, re.MULTILINE))
+
+
+def test_a_capacity_has_to_be_measured() -> None:
+    """The replica with a GPU starts when its capacity was measured, or somebody says that it was not."""
+    loaded = config.load(environment=environment(SERVICES["gpu"])).engine
+    with pytest.raises(StartupError, match="orpheus-ws calibrate"):
+        settle(loaded)
+    trial = config.load(environment=environment(SERVICES["gpu"]) | unmeasured("gpu")).engine
+    assert settle(trial).source == "uncalibrated"
+
+
+def test_calibration() -> None:
+    """What measures is the replica's image on the same device, and may write where that may only read."""
+    replica, measuring = SERVICES["gpu"], SERVICES["calibrate"]
+    assert measuring["command"] == ["orpheus-ws", "calibrate"]
+    for same in ("image", "build", "deploy", "shm_size", "tmpfs"):
+        assert measuring[same] == replica[same]
+    assert replica["volumes"] == [f"{volume}:ro" for volume in measuring["volumes"]]
+    assert not measuring.get("ports")
+
+
 @pytest.mark.parametrize("name", ["proxy", "proxy-gpu"])
 def test_proxies(name: str) -> None:
     """A proxy knows the replicas of its profile, and what they hold."""
@@ -96,8 +126,11 @@ def test_proxies(name: str) -> None:
     assert addresses == [f"{replica}:8765" for replica in behind]
     assert proxy["depends_on"] == behind
     for replica in behind:
-        loaded = config.load(environment=environment(SERVICES[replica]))
-        assert loaded.engine.capacity == int(variables["CAPACITY"])
+        loaded = config.load(environment=environment(SERVICES[replica]) | unmeasured(replica))
+        streams = settle(loaded.engine).streams
+        assert streams is not None
+        sockets = sockets_for(streams, loaded.server.oversubscription)
+        assert sockets == int(variables["SOCKETS"])
     (template,) = (mounted.split(":")[0] for mounted in proxy["volumes"])
     used = set(re.findall(r"\$\{(\w+)", (FOLDER / template).read_text(encoding="utf-8")))
     assert {key for key in variables if not key.startswith("ORPHEUS_WS_")} <= used

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from deploy.grafana import dashboard
 from docs.generate import instruments
+from orpheus_ws.capacity import SOURCES
 from orpheus_ws.metrics import Metrics
 from tests import promql
 from tests.promql import Expression
@@ -39,6 +40,8 @@ def values() -> dict[str, set[str]]:
     """Values of labels that a server shows from its start."""
     metrics = Metrics(CollectorRegistry())
     metrics.watch_parts(engine=lambda: True, codec=lambda: True)
+    for source in SOURCES:
+        metrics.set_capacity(1, source)
     found: dict[str, set[str]] = {}
     for family in metrics.registry.collect():
         for sample in family.samples:

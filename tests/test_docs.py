@@ -22,6 +22,7 @@ import engine_build.__main__
 from orpheus_ws import cli, config, errors, server, session
 from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import make_token, verify_token
+from orpheus_ws.capacity import SOURCES
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.client import Backoff
 from orpheus_ws.client.backoff import PATIENCE_SECONDS
@@ -164,6 +165,11 @@ def test_exit_codes() -> None:
     """The operations page lists exactly the exit codes there are, by their names."""
     listed = [(int(row[0]), names(row[1])[0]) for row in table("code", OPERATIONS)]
     assert listed == [(code.value, code.name) for code in Exit]
+
+
+def test_sources_of_the_capacity() -> None:
+    """The operations page lists exactly the ways in which a capacity can be known."""
+    assert [names(row[0])[0] for row in table("source", OPERATIONS)] == list(SOURCES)
 
 
 def test_limits_and_times_of_operations() -> None:

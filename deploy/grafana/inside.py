@@ -14,8 +14,8 @@ ENGINE: Final = (
     Panel(
         "Requests in the engine",
         "short",
-        "Requests that hold a slot, and that wait for one. Good: nobody waits, since no more sockets are "
-        "admitted than there are slots.",
+        "Requests that hold a slot, and that wait for one. Good: nobody waits, since no more contexts have a "
+        "turn than there are slots.",
         (
             Query("orpheus_engine_active{SELECTED}", "active, {{instance}}"),
             Query("orpheus_engine_waiting{SELECTED}", "waiting, {{instance}}"),
@@ -202,7 +202,10 @@ COST: Final = (
             ),
             Query(f"$price * count(orpheus_capacity{{SELECTED}}) / {SPEECH}", "now, all"),
             Query(
-                "$price * count(orpheus_capacity{SELECTED}) / (sum(orpheus_capacity{SELECTED}) * $talk)",
+                # More sockets than slots make no more speech than the slots do.
+                "$price * count(orpheus_capacity{SELECTED}) / sum("
+                "orpheus_sockets_admitted{SELECTED} * $talk < orpheus_capacity{SELECTED}"
+                " or orpheus_capacity{SELECTED})",
                 "full, all",
             ),
         ),
@@ -219,7 +222,7 @@ COST: Final = (
                 "now, all",
             ),
             Query(
-                "$price * count(orpheus_capacity{SELECTED}) / sum(orpheus_capacity{SELECTED})",
+                "$price * count(orpheus_capacity{SELECTED}) / sum(orpheus_sockets_admitted{SELECTED})",
                 "full, all",
             ),
         ),

@@ -6,21 +6,34 @@ Where it makes sense a panel has a line for each replica and one for all.
 
 from typing import Final
 
-from deploy.grafana.panel import OBJECTIVE, SPEECH, Panel, Query, quantile, quantile_of_all, rate
+from deploy.grafana.panel import (
+    OBJECTIVE,
+    SPEECH,
+    Panel,
+    Query,
+    admitting,
+    quantile,
+    quantile_of_all,
+    rate,
+)
 
 AT_A_GLANCE: Final = (
     Panel(
         "Capacity used",
         "percentunit",
-        "Open sockets over the sockets that may be open, of the replicas that are not draining. Good is "
-        "below 85 %: the rest is what one lost replica leaves for the others to take over.",
+        "Open sockets over those admitted, and slots of the engine in use over all, as a mean of 5 minutes; "
+        "of the replicas that are not draining. Good is both below 85 %: the rest is what one lost replica "
+        "leaves for the others to take over.",
         (
             Query(
-                "sum(orpheus_sockets{SELECTED} unless on (job, instance)"
-                " orpheus_draining_seconds > 0)"
-                " / sum(orpheus_capacity{SELECTED} unless on (job, instance)"
-                " orpheus_draining_seconds > 0)",
-                "used",
+                f"{admitting('orpheus_sockets{SELECTED}')}"
+                f" / {admitting('orpheus_sockets_admitted{SELECTED}')}",
+                "sockets",
+            ),
+            Query(
+                f"{admitting('avg_over_time(orpheus_slots_taken{SELECTED}[5m])')}"
+                f" / {admitting('orpheus_capacity{SELECTED}')}",
+                "slots",
             ),
         ),
         ("OrpheusCapacityNearlyUsed",),
@@ -108,14 +121,13 @@ CAPACITY: Final = (
     Panel(
         "Streams against capacity",
         "short",
-        "Open sockets, contexts that speak, and the sockets that may be open, of all selected replicas. "
-        "Good: sockets stay below capacity, and speaking is a steady share of them.",
+        "Sockets that are open and that may be, slots of the engine that are in use and that there are, of "
+        "all selected replicas. Good: both stay below their limit, and slots are a steady share of sockets.",
         (
-            Query("sum(orpheus_capacity{SELECTED})", "capacity"),
+            Query("sum(orpheus_sockets_admitted{SELECTED})", "sockets admitted"),
             Query("sum(orpheus_sockets{SELECTED})", "sockets"),
-            Query(
-                'sum(orpheus_live_contexts{SELECTED, state=~"speaking|starved"})', "being spoken"
-            ),
+            Query("sum(orpheus_capacity{SELECTED})", "capacity"),
+            Query("sum(orpheus_slots_taken{SELECTED})", "slots taken"),
         ),
         ("OrpheusCapacityNearlyUsed",),
         width=12,
@@ -123,11 +135,46 @@ CAPACITY: Final = (
     Panel(
         "Capacity used, by replica",
         "percentunit",
-        "Good: the lines lie close together, as least connections makes them. One at 100 % while others "
-        "have room means that something pins clients to it.",
-        (Query("orpheus_sockets{SELECTED} / orpheus_capacity{SELECTED}"),),
+        "Open sockets over those admitted. Good: the lines lie close together, as least connections makes "
+        "them. One at 100 % while others have room means that something pins clients to it.",
+        (Query("orpheus_sockets{SELECTED} / orpheus_sockets_admitted{SELECTED}"),),
         ("OrpheusCapacityNearlyUsed",),
         width=12,
+    ),
+    Panel(
+        "Waiting for their turn",
+        "short",
+        "Contexts that wait for a slot of the engine, where more sockets are admitted than it has slots. "
+        "Good is 0, or peaks that last seconds.",
+        (
+            Query("orpheus_contexts_awaiting_turn{SELECTED}"),
+            Query("sum(orpheus_contexts_awaiting_turn{SELECTED})", "all"),
+        ),
+        ("OrpheusTurnsAwaited",),
+    ),
+    Panel(
+        "Turns missed",
+        "percentunit",
+        "Share of the contexts that were refused because no slot came free in time. Good is 0: their "
+        "listeners hear nothing.",
+        (
+            Query(
+                f"sum by (instance) ({rate('orpheus_turns_missed_total')})"
+                f" / sum by (instance) ({rate('orpheus_contexts_total')})"
+            ),
+        ),
+        ("OrpheusTurnsMissed",),
+    ),
+    Panel(
+        "Where the capacity comes from",
+        "short",
+        "Replicas by how their capacity is known, and replicas whose engine is simulated. Good: all are "
+        "`measured`, and none is simulated.",
+        (
+            Query("sum by (source) (orpheus_capacity_source{SELECTED})", "{{source}}"),
+            Query("sum(orpheus_engine_simulated{SELECTED}) or vector(0)", "engine simulated"),
+        ),
+        ("OrpheusCapacityNotMeasured", "OrpheusEngineSimulated"),
     ),
     Panel(
         "Upgrades refused",

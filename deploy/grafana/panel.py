@@ -44,6 +44,11 @@ def rate(metric: str, labels: str = "SELECTED") -> str:
     return f"rate({metric}{{{labels}}}[$__rate_interval])"
 
 
+def admitting(metric: str) -> str:
+    """The sum over the replicas that are not draining."""
+    return f"sum({metric} unless on (job, instance) orpheus_draining_seconds > 0)"
+
+
 OBJECTIVE: Final = Query("orpheus:time_to_first_byte_objective:seconds", "objective")
 SPEECH: Final = f"sum({rate('orpheus_audio_seconds_total')})"
 """Seconds of speech a second, which is hours of speech an hour."""

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from orpheus_ws.config import load
 from orpheus_ws.server import Server
 from tests import promql, stuck_codec
 from tests.harness import server
 from tests.ills import HEALTHY, ILLS, TIMED, converse
+from tests.manifests import measured
 from tests.prometheus import Prometheus, free_port, prometheus
 from tests.test_cli import serving
 
@@ -21,14 +23,15 @@ INTERVAL = "10s"
 """What Grafana would say for a range: several scrapes."""
 RESTARTING = "orpheus-restarting"
 STARTS = 3
+CAPACITY = 8
 PATIENCE_SECONDS = 240
 
 
 @contextlib.asynccontextmanager
-async def driven(name: str) -> AsyncIterator[Server]:
+async def driven(name: str, *settings: str) -> AsyncIterator[Server]:
     """A server that is ill, and clients that feel it."""
     ill = ILLS[name]
-    async with server(*ill.settings) as started:
+    async with server(*ill.settings, *settings) as started:
         driving = asyncio.ensure_future(ill.drive(started))
         try:
             yield started
@@ -94,8 +97,12 @@ async def test_every_alert_fires(tmp_path: Path) -> None:
             pass
         async with contextlib.AsyncExitStack() as stack:
             targets = {RESTARTING: free_port()}
+            healthy = load(flags=HEALTHY).engine
+            manifest = await asyncio.to_thread(measured, tmp_path / "m.json", CAPACITY, healthy)
             for name in ILLS:
-                started = await stack.enter_async_context(driven(name))
+                # What was measured is what the healthy one serves; of the others nobody knows.
+                known = (f"engine.manifest={manifest}",) if name == "none" else ()
+                started = await stack.enter_async_context(driven(name, *known))
                 targets[f"orpheus-{name}"] = started.address.metrics_port
             running.scrape(targets)
             restarting = asyncio.create_task(restart(running, targets[RESTARTING]))

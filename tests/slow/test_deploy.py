@@ -7,16 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import msgspec
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
 
+from docs.generate import instruments
 from orpheus_ws import config
+from orpheus_ws.capacity import Capacity, settle
+from orpheus_ws.cli import cli
 from orpheus_ws.engine.trtllm_process import SHUTDOWN_SECONDS
-from orpheus_ws.metrics import Metrics
+from orpheus_ws.errors import StartupError
+from orpheus_ws.manifest import NAME
 from orpheus_ws.server.connection import CLOSE_SECONDS
 from orpheus_ws.server.health import PROBE_SECONDS
 from tests.fleet import DEPLOY, program
+from tests.manifests import measured
+from tests.test_doctor_gpu import H100
+from tests.test_doctor_gpu import program as program_of
+from tests.test_hardware import FIRST, WHOLE
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +33,9 @@ DEVICES = {
     "h100": "nvidia.com/gpu",
     "h100-mig-3g.40gb": "nvidia.com/mig-3g.40gb",
     "cpu-demo": None,
+}
+DOCKERFILES = {
+    name: "Dockerfile" if device else "Dockerfile.cpu" for name, device in DEVICES.items()
 }
 KUBERNETES = "1.32"
 CHARACTERS_A_SECOND = 15
@@ -38,9 +49,9 @@ def read(*parts: str) -> str:
     return DEPLOY.joinpath(*parts).read_text(encoding="utf-8")
 
 
-def built(overlay: str) -> dict[str, Manifest]:
+def built(overlay: str, *parts: str) -> dict[str, Manifest]:
     """What kustomize makes of an overlay, by kind; of Services the one for clients."""
-    folder = DEPLOY / "kubernetes" / "overlays" / overlay
+    folder = DEPLOY.joinpath("kubernetes", "overlays", overlay, *parts)
     line = [program("kubectl"), "kustomize", str(folder)]
     text = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout
     found = list(yaml.safe_load_all(text))
@@ -51,9 +62,9 @@ def built(overlay: str) -> dict[str, Manifest]:
     }
 
 
-def server(manifests: dict[str, Manifest]) -> Manifest:
-    """The container of the Deployment."""
-    (container,) = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
+def server(manifests: dict[str, Manifest], kind: str = "Deployment") -> Manifest:
+    """The container of the Deployment, or of another kind."""
+    (container,) = manifests[kind]["spec"]["template"]["spec"]["containers"]
     found: Manifest = container
     return found
 
@@ -62,7 +73,7 @@ def configured(container: Manifest, dockerfile: str) -> config.Config:
     """What `serve` would be told by the image's environment and the container's own."""
     image = " ".join(read("container", dockerfile).replace("\\\n", " ").splitlines())
     environment = dict(re.findall(r"(ORPHEUS_WS_\w+)=(\S+)", image))
-    environment |= {each["name"]: each["value"] for each in container["env"]}
+    environment |= {each["name"]: each["value"] for each in container.get("env", ())}
     return config.load(environment=environment)
 
 
@@ -86,7 +97,7 @@ def test_nobody_is_cut_off_by_kubernetes(overlay: str) -> None:
     """The longest utterance ends before the drain does, and the drain before the pod is killed."""
     manifests = built(overlay)
     container = server(manifests)
-    loaded = configured(container, "Dockerfile.cpu" if overlay == "cpu-demo" else "Dockerfile")
+    loaded = configured(container, DOCKERFILES[overlay])
     grace = manifests["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     drain = loaded.server.drain_seconds
@@ -98,7 +109,7 @@ def test_nobody_is_cut_off_by_kubernetes(overlay: str) -> None:
 def test_the_container_fits_the_server(overlay: str) -> None:
     """Probes wait for as long as the server may take; CPUs are whole ones; the device is asked for."""
     container = server(built(overlay))
-    loaded = configured(container, "Dockerfile.cpu" if overlay == "cpu-demo" else "Dockerfile")
+    loaded = configured(container, DOCKERFILES[overlay])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"ws": loaded.server.port, "metrics": loaded.server.metrics_port}
     paths = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "startup")}
@@ -114,6 +125,54 @@ def test_the_container_fits_the_server(overlay: str) -> None:
     assert loaded.engine.name == ("pocket" if overlay == "cpu-demo" else "trtllm")
 
 
+@pytest.mark.parametrize("overlay", [name for name in OVERLAYS if DEVICES[name]])
+def test_calibration(overlay: str) -> None:
+    """What measures is the server's container in all that matters, and may write where that may only read.
+
+    It is nobody's replica: no Service sends a socket there.
+    """
+    serving, measuring = built(overlay), built(overlay, "calibrate")
+    assert set(measuring) == {"Job"}
+    kubernetes_validate.validate(measuring["Job"], KUBERNETES, strict=True)
+    claim = yaml.safe_load(read("kubernetes", "models.yaml"))
+    kubernetes_validate.validate(claim, KUBERNETES, strict=True)
+    pods = [each["spec"]["template"] for each in (serving["Deployment"], measuring["Job"])]
+    containers = [server(serving), server(measuring, "Job")]
+    assert [each["args"][1] for each in containers] == ["serve", "calibrate"]
+    assert {"serve", "calibrate"} <= set(cli.commands)
+    engines = [configured(each, DOCKERFILES[overlay]).engine for each in containers]
+    assert engines[0] == engines[1]
+    for pod, container, read_only in zip(pods, containers, (True, False), strict=True):
+        volume, mount = pod["spec"]["volumes"].pop(0), container["volumeMounts"].pop(0)
+        claimed = {"claimName": claim["metadata"]["name"], "readOnly": read_only}
+        assert volume == {"name": "models", "persistentVolumeClaim": claimed}
+        assert mount == {"name": "models", "mountPath": "/models", "readOnly": read_only}
+    for same in ("image", "resources", "securityContext", "volumeMounts"):
+        assert containers[0][same] == containers[1][same]
+    for same in ("volumes", "securityContext", "tolerations", "automountServiceAccountToken"):
+        assert pods[0]["spec"][same] == pods[1]["spec"][same]
+    labels = pods[1]["metadata"]["labels"].items()
+    assert serving["Service"]["spec"]["selector"].items().isdisjoint(labels)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_capacity_is_what_was_measured(overlay: str, tmp_path: Path) -> None:
+    """A replica on a GPU serves what the manifest has for that GPU, and without that it does not start."""
+    loaded = configured(server(built(overlay)), DOCKERFILES[overlay]).engine
+    if DEVICES[overlay] is None:
+        assert settle(loaded).source == "default"
+        return
+    here = loaded.options | {"model": str(tmp_path)}
+    engine = msgspec.structs.replace(loaded, options=here)
+    environment = program_of(
+        tmp_path, "nvidia-smi", f"[ $1 = -L ] && echo '{FIRST}' || echo '{H100}'"
+    )
+    with pytest.raises(StartupError, match="orpheus-ws calibrate"):
+        settle(engine, environment)
+    measured(tmp_path / NAME, 216, engine, WHOLE)
+    assert settle(engine, environment) == Capacity(216, "measured")
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_autoscaling(overlay: str) -> None:
     """The autoscaler scales the Deployment, slowly down, on metrics that the server has."""
@@ -123,12 +182,15 @@ def test_autoscaling(overlay: str) -> None:
     assert spec["scaleTargetRef"]["name"] == manifests["Deployment"]["metadata"]["name"]
     assert "replicas" not in manifests["Deployment"]["spec"]
     if overlay == "cpu-demo":
-        (rule,) = yaml.safe_load(read("kubernetes", "components", "hpa", "adapter-rules.yaml"))
-        assert spec["metrics"][0]["pods"]["metric"]["name"] == rule["name"]["as"]
-        query, behavior = rule["metricsQuery"], spec["behavior"]
-        known = {metric.name for metric in Metrics(CollectorRegistry()).registry.collect()}
-        assert set(re.findall(r"orpheus_\w+", query)) == {"orpheus_sockets", "orpheus_capacity"}
-        assert known >= {"orpheus_sockets", "orpheus_capacity"}
+        rules = yaml.safe_load(read("kubernetes", "components", "hpa", "adapter-rules.yaml"))
+        names = [each["pods"]["metric"]["name"] for each in spec["metrics"]]
+        assert names == [rule["name"]["as"] for rule in rules]
+        known = {instrument.name for instrument in instruments()}
+        for rule in rules:
+            read_there = re.findall(r"orpheus_\w+", rule["seriesQuery"] + rule["metricsQuery"])
+            assert read_there
+            assert set(read_there) <= known
+        behavior = spec["behavior"]
     else:
         (recorded,) = re.findall(r"job:\w+:ratio", spec["triggers"][0]["metadata"]["query"])
         assert f"record: {recorded}\n" in read("prometheus", "recording.yml")

@@ -14,9 +14,10 @@ import pytest
 from orpheus_ws import messages as m
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.client import Client, Done, Sampling, connect
-from orpheus_ws.errors import Disconnected, Refused
+from orpheus_ws.errors import Disconnected, EngineFailed, Refused, UtteranceFailed
 from tests import fleet
 from tests.harness import peer
+from tests.mortal_engine import DEADLY
 from tests.prometheus import prometheus
 from tests.server_peers import SENTENCE
 from tests.test_cli import command
@@ -24,9 +25,14 @@ from tests.test_cli import command
 pytestmark = pytest.mark.slow
 
 CAPACITY = 4
+OVERSUBSCRIBED = "server.oversubscription=1.5"
+SOCKETS = 6
+"""Of such a replica."""
 REPLICAS = 3
 STEPPED = "engine.options.step_seconds=0.004"
 """A sixth of a second for `SENTENCE`, so that something can happen in the middle of it."""
+LONG = f"{SENTENCE} " * 4
+"""More than the lead, so that the end of it takes its time."""
 CALLERS = 6
 UTTERANCES = 500
 CROWD = 24
@@ -60,12 +66,11 @@ async def spoken(client: Client, text: str = SENTENCE) -> bytes:
 async def serving(
     name: str, folder: Path, *settings: str, capacity: int = CAPACITY
 ) -> AsyncIterator[tuple[list[fleet.Replica], fleet.Proxy]]:
-    """Replicas behind a proxy of this name."""
-    async with (
-        fleet.replicas(REPLICAS, capacity, *settings) as replicas,
-        fleet.PROXIES[name](replicas, capacity, folder) as proxy,
-    ):
-        yield replicas, proxy
+    """Replicas behind a proxy of this name, which knows how many sockets each of them admits."""
+    async with fleet.replicas(REPLICAS, capacity, *settings) as replicas:
+        sockets = int(await replicas[0].metric("orpheus_sockets_admitted"))
+        async with fleet.PROXIES[name](replicas, sockets, folder) as proxy:
+            yield replicas, proxy
 
 
 async def held(replicas: list[fleet.Replica]) -> list[float]:
@@ -83,10 +88,13 @@ async def refused(proxy: fleet.Proxy) -> Refused:
 
 @pytest.mark.parametrize("name", fleet.PROXIES)
 async def test_all_capacity_is_used(name: str, tmp_path: Path) -> None:
-    """As many are admitted as all replicas have room for; the next one hears 503 and may retry."""
-    async with serving(name, tmp_path) as (replicas, proxy):
-        async with clients(proxy.url, REPLICAS * CAPACITY) as admitted:
-            assert await held(replicas) == [CAPACITY] * REPLICAS
+    """As many are admitted as all replicas have room for; the next one hears 503 and may retry.
+
+    That is so too where a replica admits more sockets than it speaks streams.
+    """
+    async with serving(name, tmp_path, OVERSUBSCRIBED) as (replicas, proxy):
+        async with clients(proxy.url, REPLICAS * SOCKETS) as admitted:
+            assert await held(replicas) == [SOCKETS] * REPLICAS
             assert len({await spoken(client) for client in admitted}) == 1
             refusal = await refused(proxy)
             assert (refusal.status, refusal.reason, refusal.retry_after) == (503, "full", 1.0)
@@ -136,13 +144,12 @@ async def test_a_replica_goes(number: signal.Signals, tmp_path: Path) -> None:
 
     Either way everybody is served afterwards, without the client having to do anything.
     """
-    long = f"{SENTENCE} " * 4  # more than the lead, so the end of it takes its time
     async with (
         serving("haproxy", tmp_path, STEPPED) as (replicas, proxy),
         clients(proxy.url, CALLERS) as callers,
     ):
         going, *staying = replicas
-        speaking = [asyncio.create_task(spoken(client, long)) for client in callers]
+        speaking = [asyncio.create_task(spoken(client, LONG)) for client in callers]
         await started(speaking, replicas)
         its_own = await going.metric("orpheus_sockets")
         assert its_own == CALLERS / REPLICAS
@@ -157,6 +164,43 @@ async def test_a_replica_goes(number: signal.Signals, tmp_path: Path) -> None:
         again = await asyncio.gather(*(spoken(client) for client in callers))
         assert len(set(again)) == 1
         assert sum(await held(staying)) == CALLERS
+
+
+async def test_an_engine_dies(tmp_path: Path) -> None:
+    """Its replica tells those whom it speaks to, ends with code 3, and the others take over.
+
+    Until it has ended it says of itself that its engine is dead; from then on Prometheus misses it.
+    """
+    folder = tmp_path / "prometheus"
+    folder.mkdir()
+    settings = (STEPPED, "engine.name=tests.mortal_engine")
+    async with serving("haproxy", tmp_path, *settings) as (replicas, proxy):
+        mortal, *others = replicas
+        with prometheus(folder) as running:
+            running.scrape({"orpheus": [replica.metrics_port for replica in replicas]})
+            async with clients(proxy.url, CALLERS) as callers:
+                speaking = [asyncio.create_task(spoken(client, LONG)) for client in callers]
+                await started(speaking, replicas)
+                async with peer(f"ws://{mortal.address}/v1/tts") as murderer:
+                    # It answers no close, so the replica waits for a while before it ends.
+                    murderer.socket.transport.pause_reading()
+                    await murderer.say("a", DEADLY)
+                    while await mortal.metric("orpheus_alive", part="engine"):
+                        pass
+                    assert await mortal.ended() == Exit.DIED
+                    murderer.socket.transport.abort()
+                said = await asyncio.gather(*speaking, return_exceptions=True)
+                broken = [error.code for error in said if isinstance(error, UtteranceFailed)]
+                assert broken == [EngineFailed.code] * (CALLERS // REPLICAS)
+                whole = [pcm for pcm in said if isinstance(pcm, bytes)]
+                assert (len(whole), len(set(whole))) == (CALLERS - len(broken), 1)
+                again = await asyncio.gather(*(spoken(client) for client in callers))
+                assert len(set(again)) == 1
+                assert sum(await held(others)) == CALLERS
+            while ("OrpheusTargetMissing", "orpheus") not in await asyncio.to_thread(running.fired):
+                pass
+        while await proxy.up() != REPLICAS - 1:
+            pass
 
 
 async def test_prometheus_sees_the_fleet(tmp_path: Path) -> None:
