@@ -9,7 +9,7 @@ its first segment.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Final, Literal, Protocol
 
@@ -30,6 +30,9 @@ WAITING_SECONDS: Final = 1.0
 
 _LIVE_STATES: Final = ("open", "queued", "speaking", "starved")
 """Names of `context.State`, which this module is below."""
+
+NATIVE: Final = "native"
+"""The label `surface` of our own protocol."""
 
 clock = time.monotonic
 
@@ -59,6 +62,8 @@ class Trace:
         self.first_audio_at: float | None = None
         self.first_sentence_at: float | None = None
         self.outcome = "none"
+        self.surface = NATIVE
+        """Which protocol is spoken with the listener."""
         self.reason: Literal["end", "length", "loop"] = "end"
         """How the latest segment ended."""
         self.segments = 0
@@ -100,26 +105,29 @@ class Statistics(Protocol):
 
 
 class Metrics:
-    """All instruments, registered on `registry`."""
+    """All instruments, registered on `registry`; those of `surfaces` show from the start."""
 
-    def __init__(self, registry: CollectorRegistry, *, surface: str = "native") -> None:
+    def __init__(self, registry: CollectorRegistry, *, surfaces: Iterable[str] = (NATIVE,)) -> None:
         self.registry = registry
         self._waiting: set[Trace] = set()
         self._generating: set[Trace] = set()
-        self._latencies(surface)
+        self._latencies(tuple(surfaces))
         self._distributions()
         self._counters()
         self._gauges()
 
-    def _latencies(self, surface: str) -> None:
+    def _latencies(self, surfaces: tuple[str, ...]) -> None:
         def latency(name: str, text: str) -> Histogram:
-            return Histogram(
+            histogram = Histogram(
                 f"orpheus_{name}_seconds",
                 text,
                 labelnames=("surface",),
                 buckets=LATENCY_BUCKETS,
                 registry=self.registry,
-            ).labels(surface)
+            )
+            for surface in surfaces:
+                histogram.labels(surface)
+            return histogram
 
         self.time_to_first_byte = latency("time_to_first_byte", "From t0 to the first PCM sent")
         self.time_to_first_audio = latency(
@@ -177,13 +185,14 @@ class Metrics:
             "contexts",
             "Contexts ended, by outcome: done, cancelled, failed, disconnected",
             "outcome",
+            "surface",
         )
         self.turns_missed = counter(
             "turns_missed", "Contexts refused because no slot came free in time"
         )
         self.handshakes_refused = counter(
             "handshakes_refused",
-            "Upgrades refused: full, draining, dead, auth, origin, path, handshake",
+            "Upgrades refused: full, draining, dead, auth, origin, path, request, handshake",
             "reason",
         )
         self.socket_closes = counter(
@@ -265,23 +274,31 @@ class Metrics:
 
     def observe(self, trace: Trace, moment: Moment) -> None:
         """Fill the histograms and counters from what `trace` has at this moment."""
+        surface = trace.surface
         match moment:
             case Moment.FIRST_BYTE:
                 self._waiting.discard(trace)
-                _put(self.time_to_first_byte, trace.since_ready(trace.first_byte_at))
-                _put(self.queue, trace.since_ready(trace.turn_at))
-                _put(self.engine_first_token, _between(trace.turn_at, trace.first_token_at))
-                _put(self.codec_wait, _between(trace.first_frame_at, trace.first_samples_at))
+                _put(self.time_to_first_byte, surface, trace.since_ready(trace.first_byte_at))
+                _put(self.queue, surface, trace.since_ready(trace.turn_at))
+                waited = _between(trace.turn_at, trace.first_token_at)
+                _put(self.engine_first_token, surface, waited)
+                waited = _between(trace.first_frame_at, trace.first_samples_at)
+                _put(self.codec_wait, surface, waited)
             case Moment.SEGMENT:
                 if trace.segments == 1:
-                    _put(self.time_to_first_sentence, trace.since_ready(trace.first_sentence_at))
+                    spoken = trace.since_ready(trace.first_sentence_at)
+                    _put(self.time_to_first_sentence, surface, spoken)
                 if trace.segment_wall_seconds > 0:
                     factor = trace.segment_audio_seconds / trace.segment_wall_seconds
                     self.real_time_factor.observe(factor)
             case Moment.TERMINAL:
                 self._waiting.discard(trace)
-                _put(self.time_to_first_audio, trace.time_to_first_audio)
-                self.contexts_ended.labels(trace.outcome).inc()
+                _put(self.time_to_first_audio, surface, trace.time_to_first_audio)
+                self.contexts_ended.labels(trace.outcome, surface).inc()
+
+    def cancelled(self, trace: Trace, seconds: float) -> None:
+        """So long after it was cancelled, a context that was being spoken has freed its slot."""
+        self.cancel.labels(trace.surface).observe(seconds)
 
     def moved(self, old: Enum | None, new: Enum | None) -> None:
         """A context changed its state."""
@@ -316,6 +333,6 @@ def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else max(0.0, end - start)
 
 
-def _put(histogram: Histogram, value: float | None) -> None:
+def _put(histogram: Histogram, surface: str, value: float | None) -> None:
     if value is not None:
-        histogram.observe(value)
+        histogram.labels(surface).observe(value)

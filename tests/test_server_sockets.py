@@ -17,7 +17,7 @@ from orpheus_ws.errors import StartupError
 from orpheus_ws.metrics import clock
 from orpheus_ws.session import Session
 from tests.harness import audio, pcm, peer, server, turns_until
-from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one
+from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one, socket_of
 
 # Sockets ------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ async def test_idle_socket_survives_unanswered_pings() -> None:
     async with one("server.ping_seconds=0.01") as (started, connected):
         connected.socket.transport.pause_reading()
         (connection,) = started._connections
-        pings = connection._socket.pending_pings
+        pings = socket_of(connection).pending_pings
         await turns_until(lambda: len(pings) >= 20)
         connected.socket.transport.resume_reading()
         await connected.say("a", SENTENCE)

@@ -30,18 +30,18 @@ from orpheus_ws.errors import EngineFailed, Internal, OrpheusError, StartupError
 from orpheus_ws.metrics import Metrics, clock
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
-from orpheus_ws.server.connection import CLOSE_SECONDS, Connection
-from orpheus_ws.server.handshake import SPEECH_PATH, AdmittedConnection, Handshake, tune
+from orpheus_ws.server.connection import Connection
+from orpheus_ws.server.handshake import AdmittedConnection, Handshake, tune
 from orpheus_ws.server.health import PROBE_SECONDS, Health
 from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.server.parts import Parts, open_parts
+from orpheus_ws.server.peer import Peer
 from orpheus_ws.server.turns import Turns
+from orpheus_ws.server.websocket import CLOSE_SECONDS, WebSocketPeer
 from orpheus_ws.session import Session
+from orpheus_ws.surfaces import Routes, surfaces
+from orpheus_ws.surfaces.native import PATH
 from orpheus_ws.synthesis import Synthesis
-from orpheus_ws.wire import wires
-
-DEFAULT_SUBPROTOCOL = "tts.v1.json"
-"""Spoken when the client offers none."""
 
 HARD_SIZE_FACTOR = 4
 """Up to this many times `message_bytes` a message is read and answered with a typed error; beyond
@@ -66,14 +66,15 @@ class Address(NamedTuple):
     def url(self) -> str:
         """What a client connects to."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"ws://{host}:{self.port}{SPEECH_PATH}"
+        return f"ws://{host}:{self.port}{PATH}"
 
 
 class Server:
     """A running server. Get one from `running`."""
 
-    def __init__(self, config: Config, parts: Parts, metrics: Metrics) -> None:
+    def __init__(self, config: Config, parts: Parts, metrics: Metrics, routes: Routes) -> None:
         self.config = config
+        self.routes = routes
         self.engine, self.codec, self.capacity = engine, codec, _ = parts
         self.metrics = metrics
         self.turns = Turns(engine.capacity)
@@ -84,7 +85,6 @@ class Server:
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
-        self.wires = wires()
         self._connections: set[Connection] = set()
         self._outbox = Outbox()
         self._empty = asyncio.Event()
@@ -102,10 +102,28 @@ class Server:
     async def serve_socket(self, socket: ServerConnection) -> None:
         """Handle one accepted socket to its end."""
         assert isinstance(socket, AdmittedConnection)
+        assert socket.surface is not None
+        assert socket.translator is not None
         tune(socket)
-        connection = Connection(
+        peer = WebSocketPeer(
             socket,
-            self.wires[socket.subprotocol or DEFAULT_SUBPROTOCOL],
+            socket.surface.name,
+            socket.translator,
+            self._outbox,
+            self.config.limits.message_bytes,
+        )
+        connection = self.converse(peer, socket.key)
+        socket.serving = connection
+        try:
+            await self.serve(connection)
+        finally:
+            socket.serving = None
+            self.metrics.socket_closes.labels(_close_code(socket)).inc()
+
+    def converse(self, peer: Peer, key: str | None) -> Connection:
+        """A conversation with somebody who has a slot; `key` is the name of his key."""
+        return Connection(
+            peer,
             open_session=self._open_session,
             synthesis=self.synthesis,
             turns=self.turns,
@@ -113,20 +131,19 @@ class Server:
             metrics=self.metrics,
             server=self.config.server,
             limits=self.config.limits,
-            outbox=self._outbox,
-            key=socket.key,
+            key=key,
         )
-        socket.serving = connection
+
+    async def serve(self, connection: Connection) -> None:
+        """Serve a conversation to its end, and let drain and death know of it until then."""
         self._connections.add(connection)
         self._empty.clear()
         try:
             await connection.run(self._ready())
         finally:
-            socket.serving = None
             self._connections.discard(connection)
             if not self._connections:
                 self._empty.set()
-            self.metrics.socket_closes.labels(_close_code(socket)).inc()
 
     async def drain(self, uniform: Callable[[float, float], float] = random.uniform) -> int:
         """Admit nobody and wait until the open sockets are done, at most `drain_seconds`.
@@ -226,10 +243,11 @@ async def running(config: Config) -> AsyncIterator[Server]:
     """
     auth.check_exposure(config.auth, config.server.host)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    metrics = Metrics(CollectorRegistry())
+    routes = Routes(surfaces())
+    metrics = Metrics(CollectorRegistry(), surfaces=routes.names)
     async with contextlib.AsyncExitStack() as stack:
         parts = await open_parts(config, metrics, stack)
-        server = Server(config, parts, metrics)
+        server = Server(config, parts, metrics, routes)
         await stack.enter_async_context(_watched(server))
         if not await server.health.probe():
             raise StartupError(
@@ -280,7 +298,8 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
         health=server.health,
         capacity=Capacity(server.engine.capacity, server.capacity.source),
         metrics=server.metrics,
-        wires=server.wires,
+        routes=server.routes,
+        voices=server.engine.voices,
     )
     with _binding(config.host, config.port, "server.port"):
         listener = await serve(
