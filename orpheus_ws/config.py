@@ -140,6 +140,15 @@ class LogConfig(_Section, frozen=True, kw_only=True):
     """The least that is logged."""
 
 
+class TracingConfig(_Section, frozen=True, kw_only=True):
+    """OpenTelemetry, for which the extra `otel` must be installed."""
+
+    endpoint: Annotated[str, Meta(min_length=1)] | None = None
+    """The collector that gets a trace of every utterance by OTLP over HTTP, such as
+    `http://127.0.0.1:4318`; `/v1/traces` is added. Unset: none. OpenTelemetry's own variables
+    (`OTEL_TRACES_SAMPLER`, `OTEL_EXPORTER_OTLP_HEADERS` and so on) say the rest."""
+
+
 class Config(_Section, frozen=True, kw_only=True):
     """Everything, in sections."""
 
@@ -149,6 +158,7 @@ class Config(_Section, frozen=True, kw_only=True):
     auth: AuthConfig = AuthConfig()
     limits: LimitsConfig = LimitsConfig()
     log: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
 
 
 def load(

@@ -62,10 +62,21 @@ class Trace:
         self.first_audio_at: float | None = None
         self.first_sentence_at: float | None = None
         self.outcome = "none"
+        self.error: str | None = None
+        """The wire code with which it failed."""
+        self.trace_id: str | None = None
+        """Of the distributed trace that it is part of, if anybody traces."""
         self.surface = NATIVE
         """Which protocol is spoken with the listener."""
         self.reason: Literal["end", "length", "loop"] = "end"
         """How the latest segment ended."""
+        self.segment_first_token_at: float | None = None
+        """As above, but for the latest segment."""
+        self.segment_generated_at: float | None = None
+        """The engine's slot was free again."""
+        self.segment_first_byte_at: float | None = None
+        self.chars = 0
+        """Characters of text that were taken to be spoken."""
         self.segments = 0
         """Segments whose last sample has been sent."""
         self.tokens = 0
@@ -80,6 +91,12 @@ class Trace:
         self.segment_wall_seconds = 0.0
         self.audio_seconds = 0.0
         self.wall_seconds = 0.0
+
+    def begin_segment(self) -> None:
+        """Nothing has happened yet to the segment that comes next."""
+        self.segment_first_token_at = None
+        self.segment_generated_at = None
+        self.segment_first_byte_at = None
 
     def since_ready(self, moment: float | None) -> float | None:
         """Seconds from t0 to `moment`, if both are known."""

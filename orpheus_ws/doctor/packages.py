@@ -15,6 +15,7 @@ EXTRAS: Final = {
     "codec": "SNAC",
     "pocket": "the embedded voice",
     "bench": "the benchmarks",
+    "otel": "OpenTelemetry traces",
     "torch": "Orpheus on PyTorch",
     "trtllm": "Orpheus on TensorRT-LLM",
 }

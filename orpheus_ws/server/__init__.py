@@ -42,6 +42,7 @@ from orpheus_ws.session import Session
 from orpheus_ws.surfaces import Routes, surfaces
 from orpheus_ws.surfaces.native import PATH
 from orpheus_ws.synthesis import Synthesis
+from orpheus_ws.tracing import Tracer, open_tracer
 
 HARD_SIZE_FACTOR = 4
 """Up to this many times `message_bytes` a message is read and answered with a typed error; beyond
@@ -72,11 +73,14 @@ class Address(NamedTuple):
 class Server:
     """A running server. Get one from `running`."""
 
-    def __init__(self, config: Config, parts: Parts, metrics: Metrics, routes: Routes) -> None:
+    def __init__(
+        self, config: Config, parts: Parts, metrics: Metrics, tracer: Tracer, routes: Routes
+    ) -> None:
         self.config = config
         self.routes = routes
         self.engine, self.codec, self.capacity = engine, codec, _ = parts
         self.metrics = metrics
+        self.tracer = tracer
         self.turns = Turns(engine.capacity)
         self.admission = Admission(
             sockets_for(engine.capacity, config.server.oversubscription),
@@ -112,7 +116,7 @@ class Server:
             self._outbox,
             self.config.limits.message_bytes,
         )
-        connection = self.converse(peer, socket.key)
+        connection = self.converse(peer, socket.key, _traceparent(socket))
         socket.serving = connection
         try:
             await self.serve(connection)
@@ -120,8 +124,11 @@ class Server:
             socket.serving = None
             self.metrics.socket_closes.labels(_close_code(socket)).inc()
 
-    def converse(self, peer: Peer, key: str | None) -> Connection:
-        """A conversation with somebody who has a slot; `key` is the name of his key."""
+    def converse(self, peer: Peer, key: str | None, traceparent: str | None = None) -> Connection:
+        """A conversation with somebody who has a slot; `key` is the name of his key.
+
+        `traceparent` is what came with his request, in whatever form.
+        """
         return Connection(
             peer,
             open_session=self._open_session,
@@ -129,9 +136,11 @@ class Server:
             turns=self.turns,
             health=self.health,
             metrics=self.metrics,
+            tracer=self.tracer,
             server=self.config.server,
             limits=self.config.limits,
             key=key,
+            traceparent=traceparent,
         )
 
     async def serve(self, connection: Connection) -> None:
@@ -222,6 +231,13 @@ class Server:
         )
 
 
+def _traceparent(socket: ServerConnection) -> str | None:
+    """The header of the handshake; several are none, as W3C has it."""
+    assert socket.request is not None
+    found = socket.request.headers.get_all("traceparent")
+    return found[0] if len(found) == 1 else None
+
+
 def _close_code(socket: ServerConnection) -> str:
     """The code of whoever closed first; 1006 when the connection was simply lost.
 
@@ -246,8 +262,10 @@ async def running(config: Config) -> AsyncIterator[Server]:
     routes = Routes(surfaces())
     metrics = Metrics(CollectorRegistry(), surfaces=routes.names)
     async with contextlib.AsyncExitStack() as stack:
+        tracer = await open_tracer(config.tracing)
+        stack.push_async_callback(tracer.close)
         parts = await open_parts(config, metrics, stack)
-        server = Server(config, parts, metrics, routes)
+        server = Server(config, parts, metrics, tracer, routes)
         await stack.enter_async_context(_watched(server))
         if not await server.health.probe():
             raise StartupError(

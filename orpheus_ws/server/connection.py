@@ -31,6 +31,7 @@ from orpheus_ws.server.turns import Turn, Turns
 from orpheus_ws.server.voice import Voice, player_for
 from orpheus_ws.session import AwaitTurn, Goodbye, Say, Session, Speak, Wait
 from orpheus_ws.synthesis import Synthesis
+from orpheus_ws.tracing import Tracer
 
 _log = logging.getLogger("orpheus_ws.server")
 
@@ -47,15 +48,19 @@ class Connection:
         turns: Turns,
         health: Health,
         metrics: Metrics,
+        tracer: Tracer,
         server: ServerConfig,
         limits: LimitsConfig,
         key: str | None,
+        traceparent: str | None,
     ) -> None:
         self.peer = peer
         self._session = open_session(self._moved)
         self._synthesis = synthesis
         self._health = health
         self._metrics = metrics
+        self._tracer = tracer
+        self._traceparent = traceparent
         self._server = server
         self._limits = limits
         self._news = asyncio.Event()
@@ -205,7 +210,8 @@ class Connection:
             async with asyncio.timeout(None) as self._scope:
                 await self._pace(self._voice)
                 if context.live:
-                    await self._segment(self._voice, text)
+                    with self._tracer.segment(context.trace, len(text)):
+                        await self._segment(self._voice, text)
         except (PeerGone, SlowConsumer):
             raise
         except OrpheusError as error:
@@ -213,7 +219,8 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - it is this context's end, not the socket's
             # An interruption arrives as TimeoutError; its terminal message has been sent already.
             if context.live:
-                _log.error("segment failed", extra={"error": type(error).__name__})
+                told = {"error": type(error).__name__, "trace_id": context.trace.trace_id}
+                _log.error("segment failed", extra=told)
                 failure = Internal("the server failed; try again")
         finally:
             self._scope = None
@@ -294,7 +301,9 @@ class Connection:
             self._metrics.observe(trace, Moment.FIRST_BYTE)
         if trace.first_audio_at is None and voice.sounds():
             trace.first_audio_at = now
-        if previous is not None:
+        if previous is None:
+            trace.segment_first_byte_at = now
+        else:
             self._metrics.chunk_gap.observe(now - previous)
         seconds = chunk.samples / context.settings.sample_rate
         underruns, starved = player.underruns, player.starved_seconds
@@ -362,6 +371,10 @@ class Connection:
         """The session says that a context changed its state."""
         if old is None:
             context.trace.surface = self.peer.surface
+            settings = context.settings
+            self._tracer.opened(
+                context.trace, settings.voice, settings.traceparent, self._traceparent
+            )
         self._metrics.moved(old, None if new in TERMINAL else new)
         if new is State.QUEUED:
             self._metrics.ready(context.trace)
@@ -377,4 +390,6 @@ class Connection:
             ):
                 self._metrics.orphaned_seconds.inc(self._voice.unheard())
             self._metrics.observe(trace, Moment.TERMINAL)
-            _log.info("context ended", extra=self._origin | context.summary())
+            summary = context.summary()
+            self._tracer.ended(trace, summary)
+            _log.info("context ended", extra=self._origin | summary)
