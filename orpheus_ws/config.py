@@ -354,7 +354,7 @@ def _nearest(key: str, hints: Mapping[str, Any], where: str) -> str:
     if key in leaves:
         near = leaves[key]
     else:
-        (found,) = difflib.get_close_matches(key, hints, n=1, cutoff=0)
+        (found,) = difflib.get_close_matches(key.lower(), hints, n=1, cutoff=0)
         near = f"{where}.{found}" if where else found
     variable = ENVIRONMENT_PREFIX + near.upper().replace(".", "__")
     return f"the nearest is {near!r}, in the environment {variable}"

@@ -94,6 +94,7 @@ class Context:
         self.live = True
         """Whether its terminal message is still to come."""
         self.trace = Trace()
+        self.trace.opened_at = now
         self.ended = False
         """No more text will come."""
         self.delivered = 0

@@ -49,6 +49,7 @@ class Trace:
     """What happened to one utterance. Times are of `clock`; None until they happen."""
 
     def __init__(self) -> None:
+        self.opened_at: float | None = None
         self.ready_at: float | None = None
         """t0: the message that completed the first segment arrived."""
         self.turn_at: float | None = None

@@ -36,7 +36,7 @@ def _no_blocking_calls() -> Iterator[None]:
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of the person who runs the tests do not reach them."""
     for name in list(os.environ):
-        if name.startswith((ENVIRONMENT_PREFIX, "ORPHEUS_API_KEY")):
+        if name.startswith((ENVIRONMENT_PREFIX, "ORPHEUS_API_KEY", "OTEL_")):
             monkeypatch.delenv(name)
 
 

@@ -15,9 +15,9 @@ EXTRAS: Final = {
     "codec": "SNAC",
     "pocket": "the embedded voice",
     "bench": "the benchmarks",
-    "otel": "OpenTelemetry traces",
     "torch": "Orpheus on PyTorch",
     "trtllm": "Orpheus on TensorRT-LLM",
+    "otel": "OpenTelemetry traces",
 }
 """The extras that somebody who serves may want, and what for."""
 

@@ -100,7 +100,7 @@ class OtelTracer:
             kind=api.SpanKind.SERVER,
             attributes={"orpheus.voice": voice, "orpheus.surface": trace.surface},
             links=[api.Link(caller) for caller in callers[1:] if caller != callers[0]],
-            start_time=utterance.epoch(clock()),
+            start_time=utterance.epoch(trace.opened_at or clock()),
         )
         found = utterance.span.get_span_context()
         if found.is_valid:
