@@ -25,7 +25,7 @@ from orpheus_ws.logs import Formatter
 from orpheus_ws.tracing import otel
 from orpheus_ws.tracing.otel import OtelTracer
 from tests.harness import Peer, peer, turns_until
-from tests.server_peers import SENTENCE, STEPPED, one
+from tests.server_peers import SENTENCE, STEPPED, one, rest
 from tests.spans import Spans, attributes, duration, events, traced
 
 AGENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -226,7 +226,7 @@ FAULTS = st.sampled_from(["none", "none", "empty", "raises", "stalls", "never_st
 ENDINGS = st.sampled_from(["leave", "vanish", "cut"])
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(MESSAGES, max_size=12), FAULTS, ENDINGS, st.integers(0, 100))
 def test_exactly_one_span(
     messages: list[m.ClientMessage], fault: str, ending: str, turns: int
@@ -242,6 +242,8 @@ def test_exactly_one_span(
                 with contextlib.suppress(ConnectionClosed):
                     await connected.send(*messages)
                     await connected.fence()
+                # A client that does not read does not see either that its socket is closed.
+                hearing = asyncio.create_task(rest(connected))
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 await end(connected, ending)
@@ -249,6 +251,7 @@ def test_exactly_one_span(
                     await turns_until(lambda: not started._connections)
             (counted,) = started.metrics.contexts_ended.collect()
             assert_told(spans, counted.samples)
+            await hearing
 
     asyncio.run(scenario())
 
