@@ -140,6 +140,15 @@ class LogConfig(_Section, frozen=True, kw_only=True):
     """The least that is logged."""
 
 
+class TracingConfig(_Section, frozen=True, kw_only=True):
+    """OpenTelemetry, for which the extra `otel` must be installed."""
+
+    endpoint: Annotated[str, Meta(min_length=1)] | None = None
+    """The collector that gets a trace of every utterance by OTLP over HTTP, such as
+    `http://127.0.0.1:4318`; `/v1/traces` is added. Unset: none. OpenTelemetry's own variables
+    (`OTEL_TRACES_SAMPLER`, `OTEL_EXPORTER_OTLP_HEADERS` and so on) say the rest."""
+
+
 class Config(_Section, frozen=True, kw_only=True):
     """Everything, in sections."""
 
@@ -149,6 +158,7 @@ class Config(_Section, frozen=True, kw_only=True):
     auth: AuthConfig = AuthConfig()
     limits: LimitsConfig = LimitsConfig()
     log: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
 
 
 def load(
@@ -344,7 +354,7 @@ def _nearest(key: str, hints: Mapping[str, Any], where: str) -> str:
     if key in leaves:
         near = leaves[key]
     else:
-        (found,) = difflib.get_close_matches(key, hints, n=1, cutoff=0)
+        (found,) = difflib.get_close_matches(key.lower(), hints, n=1, cutoff=0)
         near = f"{where}.{found}" if where else found
     variable = ENVIRONMENT_PREFIX + near.upper().replace(".", "__")
     return f"the nearest is {near!r}, in the environment {variable}"

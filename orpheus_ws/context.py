@@ -16,8 +16,8 @@ from typing import Final, Literal, NamedTuple
 
 from orpheus_ws import messages as m
 from orpheus_ws.errors import RateLimited
-from orpheus_ws.metrics import Trace
 from orpheus_ws.text import Segmenter, estimate_seconds, split_spoken, word_times
+from orpheus_ws.trace import Trace
 
 Reason = Literal["end", "empty", "length", "loop"]
 _SEVERITY: Final[tuple[Reason, ...]] = ("end", "empty", "length", "loop")
@@ -94,6 +94,7 @@ class Context:
         self.live = True
         """Whether its terminal message is still to come."""
         self.trace = Trace()
+        self.trace.opened_at = now
         self.ended = False
         """No more text will come."""
         self.delivered = 0
@@ -106,7 +107,6 @@ class Context:
         self._queued_chars = 0
         self._taken = ""  # the segment being spoken, until its first audio
         self._flushes = 0
-        self._chars = 0
         self._seq = 0
         self._spoken: list[_Spoken] = []
         self._reason: Reason | None = None
@@ -172,7 +172,7 @@ class Context:
         item = self._queue.popleft()
         if isinstance(item, str):
             self._queued_chars -= len(item)
-            self._chars += len(item)
+            self.trace.chars += len(item)
             self._taken = item
         else:
             self._flushes -= 1
@@ -254,7 +254,7 @@ class Context:
             context=self.id,
             reason=self._reason or "empty",
             audio_ms=self.ms(self.delivered),
-            chars=self._chars,
+            chars=self.trace.chars,
             ttfa_ms=None if to_first_audio is None else round(to_first_audio * 1000, 3),
             rtf=None if factor is None else round(factor, 2),
         )
@@ -314,8 +314,11 @@ class Context:
         trace = self.trace
         return {
             "outcome": trace.outcome,
+            "error": trace.error,
             "handle": self.handle,
             "segments": trace.segments,
+            "chars": trace.chars,
+            "frames": trace.frames,
             "sent_ms": round(self.ms(self.delivered)),
             "ttfb_ms": _rounded_ms(trace.since_ready(trace.first_byte_at)),
             "ttfa_ms": _rounded_ms(trace.time_to_first_audio),
@@ -325,6 +328,7 @@ class Context:
             "invalid_tokens": trace.invalid_tokens,
             "dropped_tokens": trace.dropped_tokens,
             "traceparent": self.settings.traceparent,
+            "trace_id": trace.trace_id,
         }
 
 

@@ -10,6 +10,7 @@ of other libraries are translated where they enter and go no further.
     │   ├── BadMessage       bad_message; the socket lives
     │   ├── Undecodable      bad_message, close 1007
     │   ├── WrongFrameKind   bad_message, close 1003
+    │   ├── Unworkable       bad_message, close 1008
     │   ├── MessageTooBig    bad_message, close 1009
     │   ├── UnknownVoice     unknown_voice
     │   ├── UnsupportedFormat unsupported_format
@@ -22,6 +23,7 @@ of other libraries are translated where they enter and go no further.
     │   ├── NoAudio          no_audio
     │   ├── EngineFailed     engine_failed
     │   └── Internal         internal
+    ├── PeerGone             the other side has left; never on the wire
     ├── StartupError         the process cannot start: configuration, a missing extra, a bad file
     ├── BenchFailed          a benchmark did not come to a figure
     └── ClientError          raised by the client SDK; these codes are never on the wire
@@ -77,6 +79,12 @@ class WrongFrameKind(BadMessage):
     """A text frame where the protocol has binary ones, or the reverse."""
 
     close_code = 1003
+
+
+class Unworkable(BadMessage):
+    """A message that the rest of its protocol depends on: nothing can follow it."""
+
+    close_code = 1008
 
 
 class MessageTooBig(BadMessage):
@@ -158,6 +166,12 @@ class Internal(ServiceError):
 
     code = "internal"
     retryable = True
+
+
+class PeerGone(OrpheusError):
+    """The other side has closed or was lost, so there is nobody to tell."""
+
+    code = "gone"
 
 
 class StartupError(OrpheusError):

@@ -7,15 +7,16 @@ Durations are in seconds. The clock of an utterance starts when the message arri
 its first segment.
 """
 
+import itertools
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Final, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from orpheus_ws.tallies import Spread, Tally
+from orpheus_ws.trace import NATIVE, Trace, clock
 
 LATENCY_BUCKETS: Final = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5,
@@ -31,12 +32,10 @@ WAITING_SECONDS: Final = 1.0
 _LIVE_STATES: Final = ("open", "queued", "speaking", "starved")
 """Names of `context.State`, which this module is below."""
 _OUTCOMES: Final = ("done", "cancelled", "failed", "disconnected")
-_REFUSALS: Final = ("full", "draining", "dead", "auth", "origin", "path", "handshake")
+_REFUSALS: Final = ("full", "draining", "dead", "auth", "origin", "path", "request", "handshake")
 _CLOSES: Final = ("1000", "1001", "1006", "1008", "1009", "1011", "1012")
 """Label values that are there from the start, at 0. The first increase of a counter that appears
 with it is none to Prometheus, and an alert would miss it."""
-
-clock = time.monotonic
 
 
 class Moment(Enum):
@@ -47,57 +46,6 @@ class Moment(Enum):
     TERMINAL = auto()
 
 
-class Trace:
-    """What happened to one utterance. Times are of `clock`; None until they happen."""
-
-    def __init__(self) -> None:
-        self.ready_at: float | None = None
-        """t0: the message that completed the first segment arrived."""
-        self.turn_at: float | None = None
-        self.heard_at: float | None = None
-        """The engine last said something, or was asked."""
-        self.first_token_at: float | None = None
-        self.first_frame_at: float | None = None
-        """The first whole frame was handed to the codec."""
-        self.first_samples_at: float | None = None
-        self.first_byte_at: float | None = None
-        self.first_audio_at: float | None = None
-        self.first_sentence_at: float | None = None
-        self.outcome = "none"
-        self.reason: Literal["end", "length", "loop"] = "end"
-        """How the latest segment ended."""
-        self.segments = 0
-        """Segments whose last sample has been sent."""
-        self.tokens = 0
-        self.invalid_tokens = 0
-        self.dropped_tokens = 0
-        """Legal ids lost with incomplete frames."""
-        self.frames = 0
-        self.trimmed_seconds = 0.0
-        """Silence left out at the edges of segments."""
-        self.segment_audio_seconds = 0.0
-        """What the engine generated for the latest segment, in `segment_wall_seconds`."""
-        self.segment_wall_seconds = 0.0
-        self.audio_seconds = 0.0
-        self.wall_seconds = 0.0
-
-    def since_ready(self, moment: float | None) -> float | None:
-        """Seconds from t0 to `moment`, if both are known."""
-        if self.ready_at is None or moment is None:
-            return None
-        return moment - self.ready_at
-
-    @property
-    def time_to_first_audio(self) -> float | None:
-        """Seconds from t0 to the first audible sample handed to the transport."""
-        return self.since_ready(self.first_audio_at)
-
-    @property
-    def real_time_factor(self) -> float | None:
-        """Audio seconds generated per wall second the engine took for them."""
-        return self.audio_seconds / self.wall_seconds if self.wall_seconds > 0 else None
-
-
 class Statistics(Protocol):
     """What an engine says of itself, by field; each becomes a gauge."""
 
@@ -105,28 +53,32 @@ class Statistics(Protocol):
 
 
 class Metrics:
-    """All instruments, registered on `registry`."""
+    """All instruments, registered on `registry`; those of `surfaces` show from the start."""
 
-    def __init__(self, registry: CollectorRegistry, *, surface: str = "native") -> None:
+    def __init__(self, registry: CollectorRegistry, *, surfaces: Iterable[str] = (NATIVE,)) -> None:
         self.registry = registry
         self._waiting: set[Trace] = set()
         self._generating: set[Trace] = set()
         self._draining_since: float | None = None
-        self._latencies(surface)
+        shown = tuple(surfaces)
+        self._latencies(shown)
         self._distributions()
         self._speech()
-        self._endings()
+        self._endings(shown)
         self._gauges()
 
-    def _latencies(self, surface: str) -> None:
+    def _latencies(self, surfaces: tuple[str, ...]) -> None:
         def latency(name: str, text: str) -> Histogram:
-            return Histogram(
+            histogram = Histogram(
                 f"orpheus_{name}_seconds",
                 text,
                 labelnames=("surface",),
                 buckets=LATENCY_BUCKETS,
                 registry=self.registry,
-            ).labels(surface)
+            )
+            for surface in surfaces:
+                histogram.labels(surface)
+            return histogram
 
         self.time_to_first_byte = latency("time_to_first_byte", "From t0 to the first PCM sent")
         self.time_to_first_audio = latency(
@@ -163,9 +115,9 @@ class Metrics:
 
     def _counter(self, name: str, text: str, **labels: tuple[str, ...]) -> Counter:
         made = Counter(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
-        for values in labels.values():
-            for value in values:
-                made.labels(value)
+        if labels:
+            for values in itertools.product(*labels.values()):
+                made.labels(*values)
         return made
 
     def _speech(self) -> None:
@@ -187,12 +139,13 @@ class Metrics:
             "underrun_seconds", "Seconds for which the virtual player starved"
         )
 
-    def _endings(self) -> None:
+    def _endings(self, surfaces: tuple[str, ...]) -> None:
         """Counters of how contexts, handshakes and sockets end."""
         self.contexts_ended = self._counter(
             "contexts",
             f"Contexts ended, by outcome: {', '.join(_OUTCOMES)}",
             outcome=_OUTCOMES,
+            surface=surfaces,
         )
         self.turns_missed = self._counter(
             "turns_missed", "Contexts refused because no slot came free in time"
@@ -308,23 +261,31 @@ class Metrics:
 
     def observe(self, trace: Trace, moment: Moment) -> None:
         """Fill the histograms and counters from what `trace` has at this moment."""
+        surface = trace.surface
         match moment:
             case Moment.FIRST_BYTE:
                 self._waiting.discard(trace)
-                _put(self.time_to_first_byte, trace.since_ready(trace.first_byte_at))
-                _put(self.queue, trace.since_ready(trace.turn_at))
-                _put(self.engine_first_token, _between(trace.turn_at, trace.first_token_at))
-                _put(self.codec_wait, _between(trace.first_frame_at, trace.first_samples_at))
+                _put(self.time_to_first_byte, surface, trace.since_ready(trace.first_byte_at))
+                _put(self.queue, surface, trace.since_ready(trace.turn_at))
+                waited = _between(trace.turn_at, trace.first_token_at)
+                _put(self.engine_first_token, surface, waited)
+                waited = _between(trace.first_frame_at, trace.first_samples_at)
+                _put(self.codec_wait, surface, waited)
             case Moment.SEGMENT:
                 if trace.segments == 1:
-                    _put(self.time_to_first_sentence, trace.since_ready(trace.first_sentence_at))
+                    spoken = trace.since_ready(trace.first_sentence_at)
+                    _put(self.time_to_first_sentence, surface, spoken)
                 if trace.segment_wall_seconds > 0:
                     factor = trace.segment_audio_seconds / trace.segment_wall_seconds
                     self.real_time_factor.observe(factor)
             case Moment.TERMINAL:
                 self._waiting.discard(trace)
-                _put(self.time_to_first_audio, trace.time_to_first_audio)
-                self.contexts_ended.labels(trace.outcome).inc()
+                _put(self.time_to_first_audio, surface, trace.time_to_first_audio)
+                self.contexts_ended.labels(trace.outcome, surface).inc()
+
+    def cancelled(self, trace: Trace, seconds: float) -> None:
+        """So long after it was cancelled, a context that was being spoken has freed its slot."""
+        self.cancel.labels(trace.surface).observe(seconds)
 
     def moved(self, old: Enum | None, new: Enum | None) -> None:
         """A context changed its state."""
@@ -359,6 +320,6 @@ def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else max(0.0, end - start)
 
 
-def _put(histogram: Histogram, value: float | None) -> None:
+def _put(histogram: Histogram, surface: str, value: float | None) -> None:
     if value is not None:
-        histogram.observe(value)
+        histogram.labels(surface).observe(value)

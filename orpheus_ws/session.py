@@ -277,6 +277,7 @@ class Session:
 
     def fail(self, context: Context, error: OrpheusError) -> m.Error:
         """End a live context with an error."""
+        context.trace.error = error.code
         self._finish(context, Event.FAIL)
         return error_message(error, context=context.id)
 

@@ -18,7 +18,7 @@ from orpheus_ws.audio import AUDIBLE, Portion, Shaper
 from orpheus_ws.codec import Codec, CodecStream
 from orpheus_ws.engine import Engine, Prompt
 from orpheus_ws.errors import EngineFailed, NoAudio, OrpheusError
-from orpheus_ws.metrics import Metrics, Trace, clock
+from orpheus_ws.metrics import Metrics
 from orpheus_ws.pcm import Chunk, Output, Samples
 from orpheus_ws.tokens import (
     SAMPLE_RATE,
@@ -27,6 +27,7 @@ from orpheus_ws.tokens import (
     FrameAssembler,
     LoopDetector,
 )
+from orpheus_ws.trace import Trace, clock
 
 STALL_SECONDS: Final = 30.0
 """An engine that says nothing for this long is given up; a full batch's prefill takes well below."""
@@ -142,14 +143,19 @@ class _Segment:
         except TimeoutError as error:
             raise EngineFailed("the engine stopped answering; try again") from error
         except Exception as error:
-            _log.error("engine failed", extra={"error": type(error).__name__})
+            _log.error(
+                "engine failed",
+                extra={"error": type(error).__name__, "trace_id": self._trace.trace_id},
+            )
             raise EngineFailed("the engine failed; try again") from error
         finally:
             # An end that was not spoken by the engine: its budget is spent, or it gave up.
             reason: Literal["end", "length"] = "length" if self._spent else "end"
             self._assembler.finish()
             self._metrics.generated(self._trace)
-            self._count(clock() - started)
+            trace = self._trace
+            trace.segment_generated_at = clock()
+            self._count(trace.segment_generated_at - started)
             stream.finish()
         return reason
 
@@ -183,8 +189,9 @@ class _Segment:
     def _accept(self, ids: Sequence[int], stream: CodecStream) -> None:
         trace, assembler = self._trace, self._assembler
         trace.heard_at = clock()
-        if trace.first_token_at is None:
-            trace.first_token_at = trace.heard_at
+        if trace.segment_first_token_at is None:
+            trace.segment_first_token_at = trace.heard_at
+            trace.first_token_at = trace.first_token_at or trace.heard_at
         tokens, invalid = assembler.tokens, assembler.invalid
         frames = assembler.push(ids)
         self._metrics.tokens.inc(assembler.tokens - tokens)

@@ -34,6 +34,7 @@ def _no_blocking_calls() -> Iterator[None]:
             # Importing the parts that the configuration names, before the port is open.
             function.can_block_in("orpheus_ws/config.py", {"load_part"})
             function.can_block_in("orpheus_ws/wire/__init__.py", {"wires"})
+            function.can_block_in("orpheus_ws/surfaces/__init__.py", {"surfaces"})
         yield
 
 
@@ -41,7 +42,7 @@ def _no_blocking_calls() -> Iterator[None]:
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of the person who runs the tests do not reach them."""
     for name in list(os.environ):
-        if name.startswith((ENVIRONMENT_PREFIX, "ORPHEUS_API_KEY")):
+        if name.startswith((ENVIRONMENT_PREFIX, "ORPHEUS_API_KEY", "OTEL_")):
             monkeypatch.delenv(name)
 
 
@@ -74,6 +75,6 @@ def pytest_asyncio_loop_factories(
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
         "asyncio": asyncio.SelectorEventLoop
     }
-    if Path(item.path).name.startswith(("test_server", "test_client")):
+    if Path(item.path).name.startswith(("test_server", "test_client", "test_surfaces")):
         factories["uvloop"] = uvloop.new_event_loop
     return factories

@@ -13,8 +13,8 @@ from orpheus_ws import messages as m
 from orpheus_ws.loadtest import Figures, Plan
 from orpheus_ws.loadtest.tally import Batch, Tally
 from orpheus_ws.loadtest.worker import Share, Worker
-from orpheus_ws.metrics import clock
 from orpheus_ws.text import Segmenter
+from orpheus_ws.trace import clock
 from tests.client_peers import FaultySocket, faulty
 
 CHUNK = 2048

@@ -9,13 +9,15 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from orpheus_ws import messages as m
 from orpheus_ws.audio import Player
-from orpheus_ws.metrics import clock
 from orpheus_ws.server import Server
 from orpheus_ws.server.connection import Connection
+from orpheus_ws.server.websocket import WebSocketPeer
+from orpheus_ws.trace import clock
 from tests.harness import MSGPACK, Peer, peer, server, turns_until
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
@@ -82,10 +84,16 @@ def held(started: Server) -> tuple[int, ...]:
     )
 
 
+def socket_of(connection: Connection) -> ServerConnection:
+    """The server's end of the WebSocket that a conversation goes over."""
+    assert isinstance(connection.peer, WebSocketPeer)
+    return connection.peer.socket
+
+
 def references(started: Server, others: AbstractSet[Connection]) -> list[weakref.ref[object]]:
     """Weak references to the server's end of the one socket that is none of `others`."""
     (connection,) = started._connections - others
-    return [weakref.ref(connection), weakref.ref(connection._socket)]
+    return [weakref.ref(connection), weakref.ref(socket_of(connection))]
 
 
 class Listener:

@@ -17,6 +17,7 @@ from orpheus_ws.client import Utterance, connect, make_token
 from orpheus_ws.errors import ClientError, Disconnected, Refused, UtteranceFailed
 from tests.client_peers import refusing
 from tests.harness import server, turns_until
+from tests.server_peers import socket_of
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 STEPPED = "engine.options.step_seconds=0.01"
@@ -349,7 +350,7 @@ async def test_lost_socket() -> None:
         async def listen() -> None:
             async for _ in client.speak(SENTENCE):
                 for connection in started._connections:
-                    connection._socket.transport.abort()
+                    socket_of(connection).transport.abort()
 
         with pytest.raises(Disconnected) as lost:
             await listen()

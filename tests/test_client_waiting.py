@@ -11,6 +11,7 @@ from orpheus_ws.client import Client, connect
 from orpheus_ws.errors import Disconnected, Refused
 from tests.client_peers import VirtualTime, address, heard, refusing
 from tests.harness import server, turns_until
+from tests.server_peers import socket_of
 
 
 async def test_a_storm_shares_one_attempt() -> None:
@@ -20,7 +21,7 @@ async def test_a_storm_shares_one_attempt() -> None:
         async with connect(where.url, backoff=time.backoff()) as client:
             where.behind = None
             for connection in started._connections:
-                connection._socket.transport.abort()
+                socket_of(connection).transport.abort()
             await turns_until(lambda: client._connection.closed)  # type: ignore[union-attr]
             order: list[int] = []
 
@@ -50,7 +51,7 @@ async def test_a_storm_fails_together() -> None:
     ):
         where.behind = int(url.rpartition(":")[2].partition("/")[0])
         for connection in started._connections:
-            connection._socket.transport.abort()
+            socket_of(connection).transport.abort()
         await turns_until(lambda: client._connection.closed)  # type: ignore[union-attr]
         failures = await asyncio.gather(
             *(heard(client.speak("Hi.")) for _ in range(20)), return_exceptions=True
@@ -160,7 +161,7 @@ async def test_barge_in_at_any_time_of_reconnecting() -> None:
     async with server(*settings) as started, connect(started.address.url) as client:
         for turns in range(60):
             for connection in started._connections:
-                connection._socket.transport.abort()
+                socket_of(connection).transport.abort()
             await turns_until(lambda: client._connection.closed)  # type: ignore[union-attr]
             utterance = client.speak("Hi there.")
             listening = asyncio.create_task(heard(utterance))

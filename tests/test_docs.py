@@ -31,7 +31,7 @@ from orpheus_ws.context import MAX_FLUSHES
 from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
 from orpheus_ws.server import admission
 from orpheus_ws.server.auth import identify
-from orpheus_ws.server.connection import CLOSE_SECONDS
+from orpheus_ws.server.websocket import CLOSE_SECONDS
 from orpheus_ws.synthesis import STALL_SECONDS
 from orpheus_ws.tokens import TAGS
 from tests import harness

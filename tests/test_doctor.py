@@ -21,8 +21,10 @@ FREE_PORTS = settings("server.port=0", "server.metrics_port=0")
 CHECKS = [
     "python", "processors", "event_loop", "socket_options",
     "packages", "extra_codec", "extra_pocket", "extra_bench", "extra_torch", "extra_trtllm",
+    "extra_otel",
     "torch", "gpu", "mps",
     "configuration", "engine", "codec", "open_files", "access", "port", "metrics_port",
+    "tracing",
 ]  # fmt: skip
 SECRET = "hunter2-and-more"
 

@@ -8,7 +8,7 @@ from orpheus_ws import messages as m
 from orpheus_ws.loadtest import Plan
 from orpheus_ws.loadtest.tally import Batch
 from orpheus_ws.loadtest.worker import Share, Worker
-from orpheus_ws.metrics import clock
+from orpheus_ws.trace import clock
 from tests.client_peers import FaultySocket, faulty, refusing
 from tests.load_peers import CHUNK, Fault, Said, behind, changed, chunks, listen, speaking
 

@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from orpheus_ws import metrics
 from orpheus_ws.context import State
-from orpheus_ws.metrics import Metrics, Moment, Trace
+from orpheus_ws.metrics import Metrics, Moment
+from orpheus_ws.trace import Trace
 
 LATENCY_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 2, 5,
@@ -31,10 +32,8 @@ LATENCIES = (
 TYPES = {
     **dict.fromkeys(LATENCIES, "histogram"),
     "orpheus_chunk_gap_seconds": "histogram",
-    "orpheus_capacity_source": "gauge",
-    "orpheus_sockets_admitted": "gauge",
-    "orpheus_slots_taken": "gauge",
-    "orpheus_contexts_awaiting_turn": "gauge",
+    **dict.fromkeys(("orpheus_capacity_source", "orpheus_sockets_admitted"), "gauge"),
+    **dict.fromkeys(("orpheus_slots_taken", "orpheus_contexts_awaiting_turn"), "gauge"),
     "orpheus_turns_missed_total": "counter",
     "orpheus_underruns_total": "counter",
     "orpheus_underrun_seconds_total": "counter",
@@ -66,7 +65,7 @@ LABELS = {
     "orpheus_alive": {"part"},
     "orpheus_handshakes_refused_total": {"reason"},
     "orpheus_socket_closes_total": {"code"},
-    "orpheus_contexts_total": {"outcome"},
+    "orpheus_contexts_total": {"outcome", "surface"},
     "orpheus_capacity_source": {"source"},
 }
 
@@ -85,7 +84,7 @@ class Stage:
         self.now = 1000.0
         self.registry = CollectorRegistry()
         monkeypatch.setattr(metrics, "clock", lambda: self.now)
-        self.metrics = Metrics(self.registry, surface="native")
+        self.metrics = Metrics(self.registry)
 
     def value(self, name: str, **labels: str) -> float:
         """A sample's value; it must be there."""
@@ -184,7 +183,7 @@ def test_terminal(stage: Stage) -> None:
     """At the terminal message: time to first audio, and the outcome is counted."""
     stage.metrics.observe(spoken(), Moment.TERMINAL)
     assert stage.filled() == {"orpheus_time_to_first_audio_seconds": 1.5}
-    assert stage.value("orpheus_contexts_total", outcome="done") == 1
+    assert stage.value("orpheus_contexts_total", outcome="done", surface="native") == 1
 
 
 def test_whole_utterance_fills_each_latency_once(stage: Stage) -> None:
@@ -209,7 +208,7 @@ def test_unknown_times_fill_nothing(stage: Stage, moment: Moment) -> None:
     stage.metrics.observe(trace, moment)
     assert stage.filled() == {}
     if moment is Moment.TERMINAL:
-        assert stage.value("orpheus_contexts_total", outcome="cancelled") == 1
+        assert stage.value("orpheus_contexts_total", outcome="cancelled", surface="native") == 1
 
 
 def test_factor_of_a_trace() -> None:
@@ -389,11 +388,13 @@ def test_bucket_of_a_value(stage: Stage, seconds: float, bucket: str) -> None:
     assert counts == sorted(counts)
 
 
-def test_one_surface_per_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The label `surface` says which protocol was spoken."""
-    registry = CollectorRegistry()
-    Metrics(registry, surface="other").observe(spoken(), Moment.TERMINAL)
-    assert (
-        registry.get_sample_value("orpheus_time_to_first_audio_seconds_count", {"surface": "other"})
-        == 1
-    )
+def test_surfaces(stage: Stage) -> None:
+    """The label `surface` says which protocol was spoken with whom."""
+    trace = spoken()
+    trace.surface = "other"
+    stage.metrics.observe(trace, Moment.TERMINAL)
+    stage.metrics.cancelled(trace, 0.5)
+    for name in ("orpheus_time_to_first_audio_seconds_count", "orpheus_cancel_seconds_count"):
+        assert stage.value(name, surface="other") == 1
+        assert stage.value(name, surface="native") == 0
+    assert stage.value("orpheus_contexts_total", outcome="done", surface="other") == 1

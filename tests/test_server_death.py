@@ -16,7 +16,7 @@ from orpheus_ws.codec.simulated import ToneDecoder
 from orpheus_ws.pcm import Samples
 from orpheus_ws.server import Server
 from tests.harness import JSON, MSGPACK, TERMINAL, Peer, audio, peer, server, turns_until
-from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one, rest
+from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one, rest, socket_of
 
 DIES_LAST = ("engine.options.fault=dies", "engine.options.fault_requests=3", STEPPED)
 """Request 0 is the probe at start-up; two sockets speak before the one that kills the engine."""
@@ -113,7 +113,7 @@ async def test_codec_death(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_client_that_reads_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client with unread audio before it finds every terminal message behind it."""
-    monkeypatch.setattr("orpheus_ws.server.connection.CLOSE_SECONDS", 30.0)
+    monkeypatch.setattr("orpheus_ws.server.websocket.CLOSE_SECONDS", 30.0)
     never = ("engine.options.fault=never_stops", "server.write_seconds=30")
     async with one(*never) as (started, late):
         late.socket.transport.pause_reading()
@@ -121,7 +121,7 @@ async def test_a_client_that_reads_late(monkeypatch: pytest.MonkeyPatch) -> None
         for context in contexts:
             await late.say(context, SENTENCE)
         (connection,) = started._connections
-        socket = connection._socket
+        socket = socket_of(connection)
         await turns_until(lambda: socket.paused)
         await started.engine.close()
         await turns_until(lambda: connection.idle_since is not None)
@@ -133,14 +133,14 @@ async def test_a_client_that_reads_late(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_a_client_that_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that reads nothing does not hold the end of a dead server up."""
-    monkeypatch.setattr("orpheus_ws.server.connection.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("orpheus_ws.server.websocket.CLOSE_SECONDS", 0.1)
     never = ("engine.options.fault=never_stops", "server.write_seconds=3600")
     async with one(*never) as (started, deaf):
         deaf.socket.transport.pause_reading()
         for number in range(8):
             await deaf.say(f"{number}", SENTENCE)
         (connection,) = started._connections
-        await turns_until(lambda: connection._socket.paused)
+        await turns_until(lambda: socket_of(connection).paused)
         await started.engine.close()
         await started.wait_dead()
         await turns_until(lambda: not started._connections)

@@ -12,7 +12,7 @@ from orpheus_ws import messages as m
 from orpheus_ws.server import Server
 from orpheus_ws.server.handshake import AdmittedConnection
 from tests.harness import Peer, pcm, peer, server, turns_until
-from tests.server_peers import SENTENCE, STEPPED, closed, one
+from tests.server_peers import SENTENCE, STEPPED, closed, one, socket_of
 
 NO_PINGS = "server.ping_seconds=20"
 """No test takes so long: nothing is heard of a client but what it sends itself."""
@@ -54,7 +54,7 @@ async def assert_served(connected: Peer, context: str = "served") -> None:
 
 def sockets(started: Server) -> list[AdmittedConnection]:
     """The server's ends of the open sockets."""
-    found = [connection._socket for connection in started._connections]
+    found = [socket_of(connection) for connection in started._connections]
     assert all(isinstance(socket, AdmittedConnection) for socket in found)
     return [socket for socket in found if isinstance(socket, AdmittedConnection)]
 
@@ -163,7 +163,7 @@ async def test_the_longest_silent_goes_first(clock: Clock) -> None:
 
 async def test_the_slot_is_handed_over(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newcomer speaks while the evicted peer, which reads nothing, is still being closed."""
-    monkeypatch.setattr("orpheus_ws.server.connection.CLOSE_SECONDS", 3600.0)
+    monkeypatch.setattr("orpheus_ws.server.websocket.CLOSE_SECONDS", 3600.0)
     async with one("engine.capacity=1", NO_PINGS) as (started, deaf):
         await deaf.fence()
         deaf.socket.transport.pause_reading()
@@ -190,7 +190,7 @@ async def test_the_slot_is_handed_over(clock: Clock, monkeypatch: pytest.MonkeyP
 
 async def test_an_evicted_peer_holds_nothing(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that never acknowledges its eviction is cut off, and its connection with it."""
-    monkeypatch.setattr("orpheus_ws.server.connection.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("orpheus_ws.server.websocket.CLOSE_SECONDS", 0.05)
     async with one("engine.capacity=1", NO_PINGS) as (started, deaf):
         await deaf.fence()
         deaf.socket.transport.pause_reading()

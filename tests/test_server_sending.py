@@ -8,12 +8,12 @@ from websockets.frames import Frame, Opcode
 from orpheus_ws import messages as m
 from orpheus_ws.context import Context, Reason
 from orpheus_ws.engine.simulated import Options, SimulatedEngine
-from orpheus_ws.metrics import clock
 from orpheus_ws.server.outbox import TURN_BYTES, Outbox
 from orpheus_ws.tokens import SAMPLES_PER_FRAME
+from orpheus_ws.trace import clock
 from orpheus_ws.wire.native import MsgpackWire
 from tests.harness import audio, pcm, turns_until
-from tests.server_peers import SENTENCE, metric, one
+from tests.server_peers import SENTENCE, metric, one, socket_of
 
 LONG = " ".join([SENTENCE] * 3)
 
@@ -73,10 +73,10 @@ async def test_one_turn_does_not_fill_the_memory() -> None:
         for context in range(contexts):
             await peer.send(m.Text(context=str(context), text="語" * chars))
         await peer.fence()
-        transport = connection._socket.transport
+        transport = socket_of(connection).transport
         peer.socket.transport.pause_reading()
         await peer.send(m.Cancel(context="*", played_ms=0.0))
-        await turns_until(lambda: connection._socket.paused)
+        await turns_until(lambda: socket_of(connection).paused)
         assert transport.get_write_buffer_size() < 2 * TURN_BYTES + 3 * chars
         peer.socket.transport.resume_reading()
         endings = [await peer.wait_for(m.Cancelled) for _ in range(contexts)]
@@ -87,7 +87,7 @@ async def test_nothing_of_a_context_follows_its_end() -> None:
     """Cancelled while its last messages wait for a slow peer, a context sends no more of them."""
     async with one() as (started, peer):
         (connection,) = started._connections
-        socket = connection._socket
+        socket = socket_of(connection)
         await peer.send(m.Config(words=True, sampling=m.Sampling(max_tokens=21)))
         await peer.say("a", SENTENCE)
         end_segment = Context.end_segment

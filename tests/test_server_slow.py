@@ -14,7 +14,7 @@ from websockets.asyncio.server import ServerConnection
 
 from orpheus_ws import messages as m
 from tests.harness import Peer, peer, server, turns_until
-from tests.server_peers import SENTENCE, held, listening, metric, one, references
+from tests.server_peers import SENTENCE, held, listening, metric, one, references, socket_of
 
 ENDLESS = ("engine.options.fault=never_stops", "server.write_seconds=0.3")
 SMALL_BUFFER = 4096
@@ -43,7 +43,7 @@ async def fall_silent(slow: Peer, lead_ms: int = 2000) -> None:
 @pytest.fixture(autouse=True)
 def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that does not acknowledge the close is cut off soon."""
-    monkeypatch.setattr("orpheus_ws.server.connection.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("orpheus_ws.server.websocket.CLOSE_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize("lead_ms", [200, 10_000])
@@ -56,9 +56,9 @@ async def test_what_waits_for_a_slow_consumer(lead_ms: int) -> None:
         (connection,) = started._connections
         await fall_silent(slow, lead_ms)
         most = 0
-        protocol = connection._socket.protocol
+        protocol = socket_of(connection).protocol
         while protocol.close_sent is None:
-            most = max(most, unsent(connection._socket))
+            most = max(most, unsent(socket_of(connection)))
             await asyncio.sleep(0)
         assert 32_768 < most < MAX_UNSENT
         assert (protocol.close_sent.code, protocol.close_sent.reason) == (1008, "slow_consumer")
@@ -74,7 +74,7 @@ async def test_a_slow_consumer_keeps_nobody_waiting() -> None:
         async with peer(started.address.url, receive_buffer=SMALL_BUFFER) as slow:
             await fall_silent(slow)
             # The write that nobody reads is under way; whoever waited for it would get nothing.
-            await turns_until(lambda: any(each._socket.paused for each in started._connections))
+            await turns_until(lambda: any(socket_of(each).paused for each in started._connections))
             before = [listener.messages for listener in listeners]
             await turns_until(lambda: started.admission.active == 20)
             slow.socket.transport.abort()
@@ -105,7 +105,7 @@ async def test_a_slow_consumer_that_half_leaves(caplog: pytest.LogCaptureFixture
     ):
         (connection,) = started._connections
         await fall_silent(slow)
-        await turns_until(lambda: connection._socket.paused)
+        await turns_until(lambda: socket_of(connection).paused)
         own = slow.socket.transport.get_extra_info("socket")
         with socket.socket(fileno=os.dup(own.fileno())) as half:
             half.shutdown(socket.SHUT_WR)

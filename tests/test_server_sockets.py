@@ -15,10 +15,10 @@ from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import make_token
 from orpheus_ws.audio import Player
 from orpheus_ws.errors import StartupError
-from orpheus_ws.metrics import clock
 from orpheus_ws.session import Session
+from orpheus_ws.trace import clock
 from tests.harness import audio, pcm, peer, server, turns_until
-from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one
+from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one, socket_of
 
 # Sockets ------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ async def test_idle_socket_survives_unanswered_pings() -> None:
     async with one("server.ping_seconds=0.01") as (started, connected):
         connected.socket.transport.pause_reading()
         (connection,) = started._connections
-        pings = connection._socket.pending_pings
+        pings = socket_of(connection).pending_pings
         await turns_until(lambda: len(pings) >= 20)
         connected.socket.transport.resume_reading()
         await connected.say("a", SENTENCE)

@@ -8,9 +8,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from orpheus_ws import messages as m
-from orpheus_ws.metrics import clock
 from orpheus_ws.server import Server
 from orpheus_ws.server.admission import sockets_for
+from orpheus_ws.trace import clock
 from tests.harness import Peer, audio, peer, server, turns_until
 from tests.server_peers import SENTENCE, STEPPED, held, http, listening, metric, one
 

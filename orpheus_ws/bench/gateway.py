@@ -19,9 +19,9 @@ from orpheus_ws.audio import Player
 from orpheus_ws.bench import listeners
 from orpheus_ws.bench.servers import Confession, Setup, run_floor, run_gateway
 from orpheus_ws.errors import BenchFailed
-from orpheus_ws.metrics import clock
 from orpheus_ws.processes import Child, child
 from orpheus_ws.tokens import SAMPLES_PER_FRAME
+from orpheus_ws.trace import clock
 
 PACE: Final = 1.05
 """Seconds of audio that the simulated engine makes in a second: hardly more than is played."""

@@ -18,8 +18,8 @@ from websockets.typing import Subprotocol
 
 from orpheus_ws import messages as m
 from orpheus_ws.audio import FADE, Player
-from orpheus_ws.metrics import clock
 from orpheus_ws.tokens import SAMPLE_RATE, SAMPLES_PER_FRAME
+from orpheus_ws.trace import clock
 from orpheus_ws.wire.native import MsgpackWire
 
 LEAD_MS = 10_000
@@ -32,7 +32,7 @@ _WIRE = MsgpackWire()
 
 
 class Plan(NamedTuple):
-    """What one process of listeners is to do. Times are of `metrics.clock`."""
+    """What one process of listeners is to do. Times are of `trace.clock`."""
 
     url: str
     streams: int

@@ -30,12 +30,12 @@ from orpheus_ws.codec.simulated import LOWEST_PERIODS, tone
 from orpheus_ws.config import CodecConfig
 from orpheus_ws.engine import EngineStatistics, Prompt
 from orpheus_ws.engine.simulated import SimulatedEngine
-from orpheus_ws.metrics import Trace, clock
 from orpheus_ws.pcm import Chunk, Output, Samples
 from orpheus_ws.server import Server, running
 from orpheus_ws.server.handshake import tune
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.tokens import CODES_PER_FRAME, FRAME_SECONDS, SAMPLES_PER_FRAME, Frame
+from orpheus_ws.trace import Trace, clock
 from orpheus_ws.wire.native import MsgpackWire
 
 DECODE_SECONDS: Final = 0.004

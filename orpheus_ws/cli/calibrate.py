@@ -18,7 +18,7 @@ from orpheus_ws.errors import BenchFailed, OrpheusError
 
 if TYPE_CHECKING:
     from orpheus_ws.calibration.probe import Attempt, Purpose
-    from orpheus_ws.calibration.record import Report
+    from orpheus_ws.calibration.record import Report, Target
     from orpheus_ws.calibration.run import Calibration, Settings, Show
     from orpheus_ws.loadtest import Plan, Progress
 
@@ -88,7 +88,6 @@ def calibrate(
     on the machine meanwhile.
     """
     # Imported here, so that the client's commands need nothing that only a server needs.
-    from orpheus_ws.calibration import record
     from orpheus_ws.calibration.run import Calibration
 
     flags = _flags(engine, model, settings)
@@ -105,12 +104,27 @@ def calibrate(
             if not interrupted:
                 raise
             _leave_interrupted()
+    _conclude(calibration, streams, asked.target, config.engine, out, as_json=as_json)
+
+
+def _conclude(
+    calibration: "Calibration",
+    streams: int,
+    target: "Target",
+    engine: configuration.EngineConfig,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Write what was confirmed, and tell it."""
+    from orpheus_ws.calibration import record
+
     report = calibration.report(streams=streams or None, written=None, interrupted=False)
     try:
         if not streams:
             raise BenchFailed(_why_not(calibration))
-        record.write(asked.target, config.engine, report, calibration.voices)
-        report = msgspec.structs.replace(report, written=str(asked.target.path))
+        record.write(target, engine, report, calibration.voices)
+        report = msgspec.structs.replace(report, written=str(target.path))
     finally:
         # Also what could not be written was measured.
         _tell(report, out, as_json=as_json)

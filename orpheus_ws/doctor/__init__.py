@@ -67,4 +67,5 @@ def _configured(config: Config, environment: Mapping[str, str]) -> list[Check]:
         machine.open_files(sockets),
         network.access(config),
         *network.ports(config.server),
+        parts.tracing(config.tracing),
     ]

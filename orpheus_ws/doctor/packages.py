@@ -17,6 +17,7 @@ EXTRAS: Final = {
     "bench": "the benchmarks",
     "torch": "Orpheus on PyTorch",
     "trtllm": "Orpheus on TensorRT-LLM",
+    "otel": "OpenTelemetry traces",
 }
 """The extras that somebody who serves may want, and what for."""
 

@@ -1,5 +1,9 @@
-"""The engine and the codec that the configuration names: imported, their options read, not opened."""
+"""The engine and the codec that the configuration names: imported, their options read, not opened.
 
+So are traces, which connect to nobody before there is one.
+"""
+
+import asyncio
 import contextlib
 import os
 import sys
@@ -9,11 +13,12 @@ from typing import Any, NamedTuple
 
 from orpheus_ws.capacity import DEVICES, settle
 from orpheus_ws.codec import find_decoder, weights_advice
-from orpheus_ws.config import Config, EngineConfig, read_options
+from orpheus_ws.config import Config, EngineConfig, TracingConfig, read_options
 from orpheus_ws.doctor.check import Check, Status
 from orpheus_ws.engine import find_engine
 from orpheus_ws.errors import StartupError
 from orpheus_ws.server.parts import check_slots, codec_slots
+from orpheus_ws.tracing import open_tracer
 
 
 class Part(NamedTuple):
@@ -42,6 +47,21 @@ def engine(config: EngineConfig, environment: Mapping[str, str]) -> Part:
     status = Status.WARNING if advice else Status.OK
     check = Check("engine", status, _named(config.name, device) + streams, advice or "")
     return Part(check, device, capacity)
+
+
+def tracing(config: TracingConfig) -> Check:
+    """Whether traces could be exported. Whether anybody takes them is not tried."""
+
+    async def open_and_close() -> None:
+        await (await open_tracer(config)).close()
+
+    try:
+        asyncio.run(open_and_close())
+    except StartupError as error:
+        return Check("tracing", Status.PROBLEM, "cannot be used", str(error))
+    if config.endpoint is None:
+        return Check("tracing", Status.ABSENT, "off")
+    return Check("tracing", Status.OK, "on; the collector was not asked")
 
 
 def codec(config: Config, capacity: int | None) -> Part:

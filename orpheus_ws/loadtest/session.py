@@ -6,7 +6,7 @@ Rule: one turn at a time, and always by the client package, which opens, reads a
 from orpheus_ws.client.connection import Connection, open_connection
 from orpheus_ws.client.lasting import OPEN_SECONDS, Client
 from orpheus_ws.loadtest.listener import Listener
-from orpheus_ws.metrics import clock
+from orpheus_ws.trace import clock
 
 
 class Session:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from orpheus_ws.loadtest.turn import Figures, Gaps, Live, Spread, Turn
-from orpheus_ws.metrics import clock
+from orpheus_ws.trace import clock
 
 MOST_TURNS: Final = 2000
 """Kept whole: about 1 MB of JSON. Of the turns after these only faulty ones are kept, as many again."""

@@ -24,7 +24,7 @@ from orpheus_ws.loadtest.listener import Listener
 from orpheus_ws.loadtest.plan import Plan
 from orpheus_ws.loadtest.session import Session
 from orpheus_ws.loadtest.tally import Batch, Notes
-from orpheus_ws.metrics import clock
+from orpheus_ws.trace import clock
 
 REPORT_SECONDS: Final = 0.25
 TICK_SECONDS: Final = 0.05

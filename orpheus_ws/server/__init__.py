@@ -29,21 +29,23 @@ from orpheus_ws.codec import weights_advice
 from orpheus_ws.config import Config, ServerConfig
 from orpheus_ws.context import Moved
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError, StartupError
-from orpheus_ws.metrics import Metrics, clock
+from orpheus_ws.metrics import Metrics
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
-from orpheus_ws.server.connection import CLOSE_SECONDS, Connection
-from orpheus_ws.server.handshake import SPEECH_PATH, AdmittedConnection, Handshake, tune
+from orpheus_ws.server.connection import Connection
+from orpheus_ws.server.handshake import AdmittedConnection, Handshake, tune
 from orpheus_ws.server.health import PROBE_SECONDS, Health
 from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.server.parts import Parts, open_parts
+from orpheus_ws.server.peer import Peer
 from orpheus_ws.server.turns import Turns
+from orpheus_ws.server.websocket import CLOSE_SECONDS, WebSocketPeer
 from orpheus_ws.session import Session
+from orpheus_ws.surfaces import Routes, surfaces
+from orpheus_ws.surfaces.native import PATH
 from orpheus_ws.synthesis import Synthesis
-from orpheus_ws.wire import wires
-
-DEFAULT_SUBPROTOCOL = "tts.v1.json"
-"""Spoken when the client offers none."""
+from orpheus_ws.trace import clock
+from orpheus_ws.tracing import Tracer, open_tracer
 
 HARD_SIZE_FACTOR = 4
 """Up to this many times `message_bytes` a message is read and answered with a typed error; beyond
@@ -68,16 +70,20 @@ class Address(NamedTuple):
     def url(self) -> str:
         """What a client connects to."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"ws://{host}:{self.port}{SPEECH_PATH}"
+        return f"ws://{host}:{self.port}{PATH}"
 
 
 class Server:
     """A running server. Get one from `running`."""
 
-    def __init__(self, config: Config, parts: Parts, metrics: Metrics) -> None:
+    def __init__(
+        self, config: Config, parts: Parts, metrics: Metrics, tracer: Tracer, routes: Routes
+    ) -> None:
         self.config = config
+        self.routes = routes
         self.engine, self.codec, self.capacity = engine, codec, _ = parts
         self.metrics = metrics
+        self.tracer = tracer
         self.turns = Turns(engine.capacity)
         self.admission = Admission(
             sockets_for(engine.capacity, config.server.oversubscription),
@@ -86,7 +92,6 @@ class Server:
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
-        self.wires = wires()
         self._connections: set[Connection] = set()
         self._outbox = Outbox()
         self._empty = asyncio.Event()
@@ -107,31 +112,53 @@ class Server:
     async def serve_socket(self, socket: ServerConnection) -> None:
         """Handle one accepted socket to its end."""
         assert isinstance(socket, AdmittedConnection)
+        assert socket.surface is not None
+        assert socket.translator is not None
         tune(socket)
-        connection = Connection(
+        peer = WebSocketPeer(
             socket,
-            self.wires[socket.subprotocol or DEFAULT_SUBPROTOCOL],
+            socket.surface.name,
+            socket.translator,
+            self._outbox,
+            self.config.limits.message_bytes,
+        )
+        connection = self.converse(peer, socket.key, _traceparent(socket))
+        socket.serving = connection
+        try:
+            await self.serve(connection)
+        finally:
+            socket.serving = None
+            self.metrics.socket_closes.labels(_close_code(socket)).inc()
+
+    def converse(self, peer: Peer, key: str | None, traceparent: str | None = None) -> Connection:
+        """A conversation with somebody who has a slot; `key` is the name of his key.
+
+        `traceparent` is what came with his request, in whatever form.
+        """
+        return Connection(
+            peer,
             open_session=self._open_session,
             synthesis=self.synthesis,
             turns=self.turns,
             health=self.health,
             metrics=self.metrics,
+            tracer=self.tracer,
             server=self.config.server,
             limits=self.config.limits,
-            outbox=self._outbox,
-            key=socket.key,
+            key=key,
+            traceparent=traceparent,
         )
-        socket.serving = connection
+
+    async def serve(self, connection: Connection) -> None:
+        """Serve a conversation to its end, and let drain and death know of it until then."""
         self._connections.add(connection)
         self._empty.clear()
         try:
             await connection.run(self._ready())
         finally:
-            socket.serving = None
             self._connections.discard(connection)
             if not self._connections:
                 self._empty.set()
-            self.metrics.socket_closes.labels(_close_code(socket)).inc()
 
     async def drain(self, uniform: Callable[[float, float], float] = random.uniform) -> int:
         """Admit nobody and wait until the open sockets are done, at most `drain_seconds`.
@@ -211,6 +238,13 @@ class Server:
         )
 
 
+def _traceparent(socket: ServerConnection) -> str | None:
+    """The header of the handshake; several are none, as W3C has it."""
+    assert socket.request is not None
+    found = socket.request.headers.get_all("traceparent")
+    return found[0] if len(found) == 1 else None
+
+
 def _close_code(socket: ServerConnection) -> str:
     """The code of whoever closed first; 1006 when the connection was simply lost.
 
@@ -235,10 +269,13 @@ async def running(config: Config) -> AsyncIterator[Server]:
     if advice := weights_advice(config.codec, config.engine.name):
         _log.warning(advice)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-    metrics = Metrics(CollectorRegistry())
+    routes = Routes(surfaces())
+    metrics = Metrics(CollectorRegistry(), surfaces=routes.names)
     async with contextlib.AsyncExitStack() as stack:
+        tracer = await open_tracer(config.tracing)
+        stack.push_async_callback(tracer.close)
         parts = await open_parts(config, metrics, stack)
-        server = Server(config, parts, metrics)
+        server = Server(config, parts, metrics, tracer, routes)
         await stack.enter_async_context(_watched(server))
         if not await server.health.probe():
             raise StartupError(
@@ -308,7 +345,8 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
         health=server.health,
         capacity=Capacity(server.engine.capacity, server.capacity.source),
         metrics=server.metrics,
-        wires=server.wires,
+        routes=server.routes,
+        voices=server.engine.voices,
     )
     with _binding(config.host, config.port, "server.port"):
         listener = await serve(

@@ -6,7 +6,7 @@ name of a key.
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from urllib.parse import parse_qs
 
@@ -18,6 +18,8 @@ from orpheus_ws.errors import StartupError
 
 _SCHEMES = ("bearer", "api-key", "token")
 _HEADERS = ("X-API-Key", "xi-api-key")
+_TOKEN = "token"
+_SECRETS = frozenset(("authorization", "cookie", _TOKEN, *(name.lower() for name in _HEADERS)))
 ANONYMOUS = "anonymous"
 
 
@@ -42,11 +44,23 @@ def identify(auth: AuthConfig, headers: Headers, path: str, now: float) -> str |
         name = _owner(auth.keys, presented)
         if name is not None:
             return name
-    for token in parse_qs(path.partition("?")[2]).get("token", ()):
+    for token in parse_qs(path.partition("?")[2]).get(_TOKEN, ()):
         name = verify_token(auth.keys, token, now)
         if name is not None:
             return name
     return None
+
+
+def without_secrets(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The first value of each header or of each name in a query, but for those that carry secrets.
+
+    Names are in lower case.
+    """
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name.lower() not in _SECRETS:
+            found.setdefault(name.lower(), value)
+    return found
 
 
 def allows_origin(auth: AuthConfig, headers: Headers) -> bool:

@@ -1,6 +1,6 @@
-"""One open socket: a reader and a speaker around a sans-I/O session.
+"""One conversation: a reader and a speaker around a sans-I/O session.
 
-Rule: two tasks. The reader decodes, tells the session, sends what it answers, and never waits for
+Rule: two tasks. The reader tells the session what arrives, sends what it answers, and never waits for
 synthesis. The speaker asks the session what is next and speaks it, at most `lead_ms` ahead of the
 listener. When the reader sees that the context being spoken has ended, it interrupts the speaker
 through a timeout scope that is otherwise never due; leaving the scope frees engine and codec.
@@ -11,11 +11,6 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import Final
-
-from websockets.asyncio.server import ServerConnection
-from websockets.exceptions import ConnectionClosed
-from websockets.protocol import OPEN
 
 from orpheus_ws import messages as m
 from orpheus_ws.config import LimitsConfig, ServerConfig
@@ -23,54 +18,52 @@ from orpheus_ws.context import TERMINAL, Context, Moved, State
 from orpheus_ws.errors import (
     BadMessage,
     Internal,
-    MessageTooBig,
     OrpheusError,
     Overloaded,
+    PeerGone,
     SlowConsumer,
 )
-from orpheus_ws.metrics import Metrics, Moment, clock
+from orpheus_ws.metrics import Metrics, Moment
 from orpheus_ws.pcm import Chunk
 from orpheus_ws.server.health import Health
-from orpheus_ws.server.outbox import Outbox
+from orpheus_ws.server.peer import Peer
 from orpheus_ws.server.turns import Turn, Turns
 from orpheus_ws.server.voice import Voice, player_for
 from orpheus_ws.session import AwaitTurn, Goodbye, Say, Session, Speak, Wait
 from orpheus_ws.synthesis import Synthesis
-from orpheus_ws.wire import Wire
-
-CLOSE_SECONDS: Final = 2.0
-"""How long a peer may take to acknowledge that its socket is closed."""
+from orpheus_ws.trace import clock
+from orpheus_ws.tracing import Tracer
 
 _log = logging.getLogger("orpheus_ws.server")
 
 
 class Connection:
-    """Serves one socket until it closes. `run` returns then; cancelling it closes the socket."""
+    """Serves one peer until it closes. `run` returns then; cancelling it frees engine and codec."""
 
     def __init__(
         self,
-        socket: ServerConnection,
-        wire: Wire,
+        peer: Peer,
         *,
         open_session: Callable[[Moved], Session],
         synthesis: Synthesis,
         turns: Turns,
         health: Health,
         metrics: Metrics,
+        tracer: Tracer,
         server: ServerConfig,
         limits: LimitsConfig,
-        outbox: Outbox,
         key: str | None,
+        traceparent: str | None,
     ) -> None:
-        self._socket = socket
-        self._wire = wire
+        self.peer = peer
         self._session = open_session(self._moved)
         self._synthesis = synthesis
         self._health = health
         self._metrics = metrics
+        self._tracer = tracer
+        self._traceparent = traceparent
         self._server = server
         self._limits = limits
-        self._outbox = outbox
         self._news = asyncio.Event()
         self._turn = Turn(turns, server.max_queue_ms / 1000, self._news.set)
         self._voice: Voice | None = None
@@ -78,7 +71,7 @@ class Connection:
         self._cancelled_at: float | None = None
         self._restart_at = math.inf
         self._farewell = (1000, "closed")
-        self._origin: dict[str, object] = {"key": key}
+        self._origin: dict[str, object] = {"key": key, "surface": peer.surface}
         self._gone = False
         self._opened_at = self._active_at = clock()
 
@@ -91,14 +84,14 @@ class Connection:
                 speaker = tasks.create_task(self._speak())
                 await self._read()
                 speaker.cancel()
-        except* ConnectionClosed:
+        except* PeerGone:
             pass
         except* SlowConsumer as errors:
             _log.info("slow consumer", extra={"error": str(errors.exceptions[0])})
-            await self._close(1008, SlowConsumer.code)
+            await self.peer.close(1008, SlowConsumer.code)
         except* Exception as errors:  # noqa: BLE001 - said in the log, and to the peer as 1011
             _log.error("socket failed", exc_info=errors.exceptions[0])
-            await self._close(1011, Internal.code)
+            await self.peer.close(1011, Internal.code)
         finally:
             self._gone = True
             self._session.abandon()
@@ -116,7 +109,7 @@ class Connection:
 
     async def drain(self, deadline_ms: int, restart_at: float) -> None:
         """Announce the end; from `restart_at` on, close with 1012 as soon as nothing is open."""
-        with contextlib.suppress(ConnectionClosed, SlowConsumer):
+        with contextlib.suppress(PeerGone, SlowConsumer):
             await self._send(m.Draining(deadline_ms=deadline_ms))
         self._restart_at = restart_at
         self._news.set()
@@ -127,37 +120,43 @@ class Connection:
         # two tasks do comes between.
         for context in self._session.contexts:
             reply = self._session.fail(context, error)
-            if self._socket.protocol.state is OPEN:
-                self._put(reply)
-        await self._close(1011, error.code)
+            if self.peer.open:
+                self.peer.put(reply)
+        await self.peer.close(1011, error.code)
 
     # Reading -------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        async for frame in self._socket:
-            self._active_at = clock()
+        while True:
             refused: BadMessage | None = None
             try:
-                self._check_size(frame)
-                message = self._wire.decode_request(frame)
+                messages = await self.peer.receive()
             except BadMessage as error:
                 refused = error
                 replies = self._session.refuse(error)
             else:
-                replies = self._session.receive(message, clock())
+                now = clock()
+                replies = [
+                    reply for message in messages for reply in self._session.receive(message, now)
+                ]
+            self._active_at = clock()
             self._interrupt_ended()
             await self._send_all(replies)
             if refused is not None and refused.close_code is not None:
-                await self._close(refused.close_code, refused.code)
+                await asyncio.gather(
+                    self.peer.close(refused.close_code, refused.code), self._ignore_the_rest()
+                )
                 return
             self._news.set()
             # Queued frames are read without waiting: a flood must not keep the others from theirs.
             await asyncio.sleep(0)
 
-    def _check_size(self, frame: str | bytes) -> None:
-        size = len(frame.encode()) if isinstance(frame, str) else len(frame)
-        if size > self._limits.message_bytes:
-            raise MessageTooBig(f"send at most {self._limits.message_bytes} bytes in one message")
+    async def _ignore_the_rest(self) -> None:
+        """Read on, or the peer's own close would not be seen behind what it has sent before."""
+        with contextlib.suppress(PeerGone):
+            while True:
+                with contextlib.suppress(BadMessage):
+                    await self.peer.receive()
 
     def _interrupt_ended(self) -> None:
         """Stop the speaker, once, if what it speaks was cancelled or has failed."""
@@ -180,6 +179,9 @@ class Connection:
 
     async def _act(self) -> bool:
         """Do what is next; false when that was to close the socket."""
+        if self.peer.hang_up is not None:
+            await self.peer.close(*self.peer.hang_up)
+            return False
         action = self._session.next(clock(), self._turn.is_for)
         if self._turn.context is not None and not self._turn.context.live:
             self._turn.give_up()
@@ -195,7 +197,7 @@ class Connection:
             case Wait(until):
                 return await self._wait(self._rest(until))
             case Goodbye():
-                await self._close(*self._farewell)
+                await self.peer.close(*self._farewell)
                 return False
         return True
 
@@ -209,20 +211,22 @@ class Connection:
             async with asyncio.timeout(None) as self._scope:
                 await self._pace(self._voice)
                 if context.live:
-                    await self._segment(self._voice, text)
-        except (ConnectionClosed, SlowConsumer):
+                    with self._tracer.segment(context.trace, len(text)):
+                        await self._segment(self._voice, text)
+        except (PeerGone, SlowConsumer):
             raise
         except OrpheusError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - it is this context's end, not the socket's
             # An interruption arrives as TimeoutError; its terminal message has been sent already.
             if context.live:
-                _log.error("segment failed", extra={"error": type(error).__name__})
+                told = {"error": type(error).__name__, "trace_id": context.trace.trace_id}
+                _log.error("segment failed", extra=told)
                 failure = Internal("the server failed; try again")
         finally:
             self._scope = None
         if self._cancelled_at is not None:
-            self._metrics.cancel.observe(clock() - self._cancelled_at)
+            self._metrics.cancelled(context.trace, clock() - self._cancelled_at)
             self._cancelled_at = None
         if failure is not None and context.live:
             await self._send(self._session.fail(context, failure))
@@ -298,7 +302,9 @@ class Connection:
             self._metrics.observe(trace, Moment.FIRST_BYTE)
         if trace.first_audio_at is None and voice.sounds():
             trace.first_audio_at = now
-        if previous is not None:
+        if previous is None:
+            trace.segment_first_byte_at = now
+        else:
             self._metrics.chunk_gap.observe(now - previous)
         seconds = chunk.samples / context.settings.sample_rate
         underruns, starved = player.underruns, player.starved_seconds
@@ -323,12 +329,12 @@ class Connection:
         if not self._session.contexts:
             now = clock()
             if self._restart_at <= now:
-                await self._close(1012, "restart")
+                await self.peer.close(1012, "restart")
                 return False
             session_end = self._opened_at + self._limits.session_seconds
             idle_end = self._active_at + self._limits.idle_seconds
             if min(session_end, idle_end) <= now:
-                await self._close(1001, "idle" if idle_end <= now else "session_expired")
+                await self.peer.close(1001, "idle" if idle_end <= now else "session_expired")
                 return False
             deadlines += [session_end, idle_end, self._restart_at]
         timeout = min(deadlines) - clock() if deadlines else None
@@ -344,44 +350,32 @@ class Connection:
             await self._send(reply)
 
     async def _send(self, message: m.ServerMessage) -> None:
-        """Send one message. Raises `ConnectionClosed`, or `SlowConsumer` if the peer reads nothing.
+        """Send one message. Raises `PeerGone`, or `SlowConsumer` if the peer reads nothing.
 
-        The frame is in the socket's buffer before this first waits, so messages leave in the order
-        of the calls and cancelling never cuts one. It waits only if the peer has fallen behind.
+        Messages leave in the order of the calls and cancelling never cuts one. It waits only if the
+        peer has fallen behind.
         """
-        socket = self._socket
-        if socket.protocol.state is OPEN and not socket.paused and self._outbox.has_room(socket):
-            self._put(message)
+        peer = self.peer
+        if peer.open and peer.has_room:
+            peer.put(message)
             return
         try:
             async with asyncio.timeout(self._server.write_seconds):
-                await socket.send(self._wire.encode_reply(message))
+                await peer.send(message)
         except TimeoutError:
             seconds = self._server.write_seconds
             raise SlowConsumer(f"nothing was read for {seconds:g} s while audio was due") from None
-
-    def _put(self, message: m.ServerMessage) -> None:
-        """Put a message into the open socket's own buffer, whether there is room or not."""
-        frame = self._wire.encode_reply(message)
-        if isinstance(frame, str):
-            frame = frame.encode()
-            self._socket.protocol.send_text(frame)
-        else:
-            self._socket.protocol.send_binary(frame)
-        self._outbox.post(self._socket, len(frame))
-
-    async def _close(self, code: int, reason: str) -> None:
-        """Close the socket, also if its peer never reads the close frame."""
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._socket.close(code, reason)
-        except TimeoutError:
-            self._socket.transport.abort()
 
     # Accounts ------------------------------------------------------------------------------------
 
     def _moved(self, context: Context, old: State | None, new: State) -> None:
         """The session says that a context changed its state."""
+        if old is None:
+            context.trace.surface = self.peer.surface
+            settings = context.settings
+            self._tracer.opened(
+                context.trace, settings.voice, settings.traceparent, self._traceparent
+            )
         self._metrics.moved(old, None if new in TERMINAL else new)
         if new is State.QUEUED:
             self._metrics.ready(context.trace)
@@ -397,4 +391,6 @@ class Connection:
             ):
                 self._metrics.orphaned_seconds.inc(self._voice.unheard())
             self._metrics.observe(trace, Moment.TERMINAL)
-            _log.info("context ended", extra=self._origin | context.summary())
+            summary = context.summary()
+            self._tracer.ended(trace, summary)
+            _log.info("context ended", extra=self._origin | summary)

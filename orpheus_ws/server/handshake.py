@@ -9,8 +9,9 @@ import http
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
+from urllib.parse import parse_qsl
 
 import msgspec
 from websockets.asyncio.server import ServerConnection
@@ -20,14 +21,15 @@ from websockets.typing import Subprotocol
 
 from orpheus_ws.capacity import Capacity
 from orpheus_ws.config import AuthConfig, ServerConfig
-from orpheus_ws.metrics import Metrics, clock
+from orpheus_ws.errors import OrpheusError
+from orpheus_ws.metrics import Metrics
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import Connection
 from orpheus_ws.server.health import Health
-from orpheus_ws.wire import Wire
+from orpheus_ws.surfaces import Opening, Routes, Surface, Translator, our_refusal
+from orpheus_ws.trace import clock
 
-SPEECH_PATH: Final = "/v1/tts"
 JSON_TYPE: Final = "application/json"
 
 SEND_BUFFER_BYTES: Final = 65_536
@@ -48,6 +50,12 @@ class AdmittedConnection(ServerConnection):
     """Who to give the slot back to; set when one is reserved."""
     key: str | None = None
     """Name of the key that the request carried; set before a slot is reserved."""
+    surface: Surface | None = None
+    """What is spoken at the path that was asked for."""
+    parameters: Mapping[str, str] = {}
+    """What the path has for the names of the route."""
+    translator: Translator | None = None
+    """Set before a slot is reserved."""
     serving: Connection | None = None
     """What serves it, from the handshake's end to its own."""
     lost = False
@@ -100,7 +108,8 @@ class Handshake:
         health: Health,
         capacity: Capacity,
         metrics: Metrics,
-        wires: dict[str, Wire],
+        routes: Routes,
+        voices: tuple[str, ...],
     ) -> None:
         self._server = server
         self._access = access
@@ -108,7 +117,8 @@ class Handshake:
         self._health = health
         self._capacity = capacity
         self._metrics = metrics
-        self._wires = wires
+        self._routes = routes
+        self._voices = voices
 
     async def request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer plain HTTP, refuse strangers; None lets the upgrade go on."""
@@ -120,8 +130,12 @@ class Handshake:
             return _json(connection, 200 if ready else 503, {"ready": ready})
         if path == "/capacity":
             return _json(connection, 200, self._room())
-        if path != SPEECH_PATH:
-            return self._refuse(connection, 404, "path", f"there is {SPEECH_PATH} here")
+        found = self._routes.find(path)
+        if found is None:
+            routes = " ".join(self._routes.paths)
+            return self._refuse(connection, 404, "path", f"open a WebSocket at one of {routes}")
+        assert isinstance(connection, AdmittedConnection)
+        connection.surface, connection.parameters = found
         if not auth.allows_origin(self._access, request.headers):
             return self._refuse(
                 connection, 403, "origin", "pages of this origin are not listed in auth.origins"
@@ -136,12 +150,11 @@ class Handshake:
             )
             response.headers["WWW-Authenticate"] = "Bearer"
             return response
-        assert isinstance(connection, AdmittedConnection)
         connection.key = name
         return None
 
     def response(
-        self, connection: ServerConnection, _request: Request, response: Response
+        self, connection: ServerConnection, request: Request, response: Response
     ) -> Response | None:
         """Reserve the slot of an upgrade that nothing else refuses; 503 when there is none."""
         if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
@@ -150,6 +163,10 @@ class Handshake:
         if connection.lost:
             # The client left during the handshake. A slot taken now would never come back.
             return None
+        try:
+            connection.translator = self._translator(connection, request)
+        except OrpheusError as error:
+            return self._refuse(connection, 400, "request", str(error))
         if self._health.alive and self._admission.reserve(connection, clock()):
             connection.admission = self._admission
             return None
@@ -164,22 +181,36 @@ class Handshake:
         return refusal
 
     def subprotocol(
-        self, _connection: ServerConnection, offered: Sequence[Subprotocol]
+        self, connection: ServerConnection, offered: Sequence[Subprotocol]
     ) -> Subprotocol | None:
-        """The client's first choice that we speak; none offered means JSON."""
+        """The client's first choice that the surface has; none offered means its default."""
+        spoken = _surface(connection).subprotocols
         for name in offered:
-            if name in self._wires:
+            if name in spoken:
                 return name
-        if offered:
-            raise NegotiationError(f"use one of the subprotocols {', '.join(self._wires)}")
+        if offered and spoken:
+            raise NegotiationError(f"use one of the subprotocols {', '.join(spoken)}")
         return None
+
+    def _translator(self, connection: AdmittedConnection, request: Request) -> Translator:
+        query = request.path.partition("?")[2]
+        opening = Opening(
+            parameters=connection.parameters,
+            query=auth.without_secrets(parse_qsl(query, keep_blank_values=True)),
+            headers=auth.without_secrets(request.headers.raw_items()),
+            subprotocol=connection.subprotocol,
+            voices=self._voices,
+        )
+        return _surface(connection).open(opening)
 
     def _explained(self, connection: ServerConnection, response: Response) -> Response | None:
         """A refusal of the library's (no upgrade, no subprotocol in common) as one of ours."""
         if response.headers["Content-Type"] == JSON_TYPE:
             return None
-        subprotocols = " or ".join(self._wires)
-        advice = f"open a WebSocket here, with the subprotocol {subprotocols}"
+        advice = "open a WebSocket here"
+        if isinstance(connection, AdmittedConnection) and connection.surface is not None:
+            subprotocols = connection.surface.subprotocols
+            advice += f", with the subprotocol {' or '.join(subprotocols)}" if subprotocols else ""
         refusal = self._refuse(connection, response.status_code, "handshake", advice)
         for name in ("Upgrade", "Sec-WebSocket-Version"):
             if name in response.headers:
@@ -202,13 +233,23 @@ class Handshake:
         self._metrics.handshakes_refused.labels(reason).inc()
         key = connection.key if isinstance(connection, AdmittedConnection) else None
         _log.info("handshake refused", extra={"reason": reason, "status": status, "key": key})
-        return _json(connection, status, {"error": reason, "message": advice})
+        surface = connection.surface if isinstance(connection, AdmittedConnection) else None
+        refusal = our_refusal if surface is None else surface.refusal
+        return _answer(connection, status, refusal(status, reason, advice))
+
+
+def _surface(connection: ServerConnection) -> Surface:
+    assert isinstance(connection, AdmittedConnection)
+    assert connection.surface is not None
+    return connection.surface
 
 
 def _json(connection: ServerConnection, status: int, body: dict[str, object]) -> Response:
-    response = connection.respond(
-        http.HTTPStatus(status), msgspec.json.encode(body).decode() + "\n"
-    )
+    return _answer(connection, status, msgspec.json.encode(body) + b"\n")
+
+
+def _answer(connection: ServerConnection, status: int, body: bytes) -> Response:
+    response = connection.respond(http.HTTPStatus(status), body.decode())
     del response.headers["Content-Type"]
     response.headers["Content-Type"] = JSON_TYPE
     return response

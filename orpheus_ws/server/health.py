@@ -15,11 +15,12 @@ from orpheus_ws.audio import MOST_FRAMES, Portion, Shaper
 from orpheus_ws.codec import Codec
 from orpheus_ws.engine import Engine, Prompt
 from orpheus_ws.errors import OrpheusError
-from orpheus_ws.metrics import Metrics, Trace, clock
+from orpheus_ws.metrics import Metrics
 from orpheus_ws.pcm import Output
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.tokens import SAMPLE_RATE
+from orpheus_ws.trace import Trace, clock
 
 FRESH_SECONDS: Final = 5.0
 PROBE_SECONDS: Final = 5.0

@@ -9,9 +9,9 @@ from typing import Final
 from orpheus_ws.audio import MOST_FRAMES, Player, Portion, Shaper, portion
 from orpheus_ws.context import Context, State
 from orpheus_ws.engine import Prompt
-from orpheus_ws.metrics import clock
 from orpheus_ws.pcm import Output
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
+from orpheus_ws.trace import clock
 
 LARGEST_PORTION: Final = MOST_FRAMES * FRAME_SECONDS
 

@@ -18,8 +18,8 @@ from orpheus_ws.cli import cli
 from orpheus_ws.engine.trtllm_process import SHUTDOWN_SECONDS
 from orpheus_ws.errors import StartupError
 from orpheus_ws.manifest import NAME
-from orpheus_ws.server.connection import CLOSE_SECONDS
 from orpheus_ws.server.health import PROBE_SECONDS
+from orpheus_ws.server.websocket import CLOSE_SECONDS
 from tests.fleet import DEPLOY, program
 from tests.manifests import measured
 from tests.test_doctor_gpu import H100

@@ -1,0 +1,99 @@
+"""A WebSocket as the peer of a conversation.
+
+Rule: the only file that moves frames. A translator makes messages of them; one message may be several
+frames or none, which are in the socket's own buffer together before anybody waits.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
+from websockets.protocol import OPEN
+
+from orpheus_ws import messages as m
+from orpheus_ws.errors import MessageTooBig, PeerGone
+from orpheus_ws.server.outbox import Outbox
+from orpheus_ws.surfaces import HangUp, Translator
+
+CLOSE_SECONDS: Final = 2.0
+"""How long a peer may take to acknowledge that its socket is closed."""
+
+
+class WebSocketPeer:
+    """See `Peer`. `message_bytes` is how long a message may be."""
+
+    def __init__(
+        self,
+        socket: ServerConnection,
+        surface: str,
+        translator: Translator,
+        outbox: Outbox,
+        message_bytes: int,
+    ) -> None:
+        self.socket = socket
+        self.surface = surface
+        self.hang_up: HangUp | None = None
+        self._translator = translator
+        self._outbox = outbox
+        self._message_bytes = message_bytes
+
+    @property
+    def open(self) -> bool:
+        """See `Peer`."""
+        return self.socket.protocol.state is OPEN
+
+    @property
+    def has_room(self) -> bool:
+        """See `Peer`."""
+        return not self.socket.paused and self._outbox.has_room(self.socket)
+
+    async def receive(self) -> Sequence[m.ClientMessage]:
+        """See `Peer`."""
+        try:
+            frame = await self.socket.recv()
+            while not self.open:  # what came too late stands before the peer's own close
+                frame = await self.socket.recv()
+        except ConnectionClosed:
+            raise PeerGone("the socket is closed") from None
+        size = len(frame.encode()) if isinstance(frame, str) else len(frame)
+        if size > self._message_bytes:
+            raise MessageTooBig(f"send at most {self._message_bytes} bytes in one message")
+        return self._translator.receive(frame)
+
+    def put(self, message: m.ServerMessage) -> None:
+        """See `Peer`."""
+        if size := self._write(message):
+            self._outbox.post(self.socket, size)
+
+    async def send(self, message: m.ServerMessage) -> None:
+        """See `Peer`."""
+        try:
+            async with self.socket.send_context():
+                self._write(message)
+        except ConnectionClosed:
+            raise PeerGone("the socket is closed") from None
+
+    def _write(self, message: m.ServerMessage) -> int:
+        """Put a message's frames into the socket's buffer; return how long they are."""
+        size = 0
+        for frame in self._translator.send(message):
+            if isinstance(frame, bytes):
+                self.socket.protocol.send_binary(frame)
+                size += len(frame)
+            elif isinstance(frame, str):
+                encoded = frame.encode()
+                self.socket.protocol.send_text(encoded)
+                size += len(encoded)
+            else:
+                self.hang_up = frame
+        return size
+
+    async def close(self, code: int, reason: str) -> None:
+        """See `Peer`. It may be that the close frame is never read."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.socket.close(code, reason)
+        except TimeoutError:
+            self.socket.transport.abort()

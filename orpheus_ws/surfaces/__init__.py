@@ -1,0 +1,143 @@
+"""Protocols of others ⇄ our messages: one file per protocol, found by looking.
+
+Rule: pure. A surface says where it is and gives every socket a translator of its own, which turns
+frames into our messages and our messages into frames and may remember what it has seen. What happens
+between is the same for all: session, speech, pace, metrics, admission, drain and eviction know no
+surface. A module of this package lists its surfaces in `SURFACES`.
+
+How protocols map: what keeps a socket alive becomes `ping`, and what answers it `pong`; what asks for
+the speech of what is buffered `flush` and `flushed`; the end of a turn `end`, and `close` where it
+ends the socket as well; an interruption `cancel`. A voice of theirs becomes one of ours; one that
+nobody knows is an error where clients expect one, or else the default.
+"""
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+from urllib.parse import unquote
+
+from orpheus_ws.messages import ClientMessage, ServerMessage
+
+
+class HangUp(NamedTuple):
+    """Among the frames of a translator: the socket is to be closed once they are sent.
+
+    For protocols in which a failure ends the socket. What is still open on it is cut off.
+    """
+
+    code: int
+    reason: str
+
+
+class Translator(Protocol):
+    """One socket's protocol. Frames are text or binary, as in WebSockets."""
+
+    def receive(self, frame: str | bytes) -> Sequence[ClientMessage]:
+        """What a frame means, which may be nothing. Raises `BadMessage`.
+
+        The socket stays open then, unless the error has a close code. The session answers it with
+        an `error`, which comes back through `send`.
+        """
+        ...
+
+    def send(self, message: ServerMessage) -> Sequence[str | bytes | HangUp]:
+        """What to send for a message, which may be nothing. Never raises.
+
+        Called in the order in which frames leave. The first message is `ready`.
+        """
+        ...
+
+
+class Opening(NamedTuple):
+    """What is known of a socket before it is accepted."""
+
+    parameters: Mapping[str, str]
+    """What stands in the path for the names of the route, decoded."""
+    query: Mapping[str, str]
+    """The first value of each name, in lower case; never a token."""
+    headers: Mapping[str, str]
+    """The same of headers; never a key."""
+    subprotocol: str | None
+    """The one that was agreed on."""
+    voices: tuple[str, ...]
+    """What the engine offers; the first is the default."""
+
+
+def our_refusal(_status: int, reason: str, advice: str) -> bytes:
+    """A refusal as the native protocol has it."""
+    return json.dumps({"error": reason, "message": advice}).encode() + b"\n"
+
+
+class Surface(NamedTuple):
+    """A protocol, and where it is spoken."""
+
+    name: str
+    """As the label `surface` of metrics has it."""
+    paths: tuple[str, ...]
+    """Routes. `{name}` stands for one part of a path."""
+    open: Callable[[Opening], Translator]
+    """Make a socket's translator. An `OrpheusError` refuses the socket with 400."""
+    subprotocols: tuple[str, ...] = ()
+    """Names in `Sec-WebSocket-Protocol`. None: whatever a client offers is not answered."""
+    refusal: Callable[[int, str, str], bytes] = our_refusal
+    """The JSON body of a refusal before the upgrade: from its HTTP status, our word for the reason
+    and what to do."""
+
+
+def surfaces() -> tuple[Surface, ...]:
+    """All there are."""
+    return tuple(
+        surface
+        for module in pkgutil.iter_modules(__path__)
+        for surface in importlib.import_module(f"{__name__}.{module.name}").SURFACES
+    )
+
+
+def find_voice(voices: Sequence[str], name: str | None) -> str | None:
+    """The voice that is meant by a name, in whatever case; None if there is no such voice."""
+    wanted = (name or "").strip().lower()
+    return next((voice for voice in voices if voice.lower() == wanted), None)
+
+
+class Routes:
+    """Which surface is at a path."""
+
+    def __init__(self, surfaces: Iterable[Surface]) -> None:
+        self._routes: Final = [
+            (path.split("/"), surface) for surface in surfaces for path in surface.paths
+        ]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the surfaces, each once."""
+        return list(dict.fromkeys(surface.name for _, surface in self._routes))
+
+    @property
+    def paths(self) -> list[str]:
+        """All routes."""
+        return ["/".join(parts) for parts, _ in self._routes]
+
+    def find(self, path: str) -> tuple[Surface, dict[str, str]] | None:
+        """The surface at a path without its query, and the parameters in it; None: there is none."""
+        asked = path.split("/")
+        for parts, surface in self._routes:
+            parameters = _match(parts, asked)
+            if parameters is not None:
+                return surface, parameters
+        return None
+
+
+def _match(parts: Sequence[str], asked: Sequence[str]) -> dict[str, str] | None:
+    if len(parts) != len(asked):
+        return None
+    parameters: dict[str, str] = {}
+    for part, given in zip(parts, asked, strict=True):
+        if part.startswith("{"):
+            if not given:
+                return None
+            parameters[part.strip("{}")] = unquote(given)
+        elif part != given:
+            return None
+    return parameters
