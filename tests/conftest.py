@@ -61,6 +61,6 @@ def pytest_asyncio_loop_factories(
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
         "asyncio": asyncio.SelectorEventLoop
     }
-    if Path(item.path).name.startswith(("test_server", "test_client")):
+    if Path(item.path).name.startswith(("test_server", "test_client", "test_surfaces")):
         factories["uvloop"] = uvloop.new_event_loop
     return factories

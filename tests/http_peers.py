@@ -21,7 +21,9 @@ PREDICT = "/v1/baseten/predict"
 
 
 class CutOff(Exception):
-    """The response ended before it was complete."""
+    """The response ended before it was complete: what was `heard` of its body in one call."""
+
+    heard = b""
 
 
 class Caller:
@@ -67,8 +69,12 @@ class Caller:
     async def rest(self) -> bytes:
         """The body to its end. Raises `CutOff`."""
         parts = []
-        while part := await self.hear():
-            parts.append(part)
+        try:
+            while part := await self.hear():
+                parts.append(part)
+        except CutOff as cut:
+            cut.heard = b"".join(parts)
+            raise
         return b"".join(parts)
 
     async def json(self) -> Any:

@@ -137,11 +137,20 @@ class Connection:
             self._interrupt_ended()
             await self._send_all(replies)
             if refused is not None and refused.close_code is not None:
-                await self.peer.close(refused.close_code, refused.code)
+                await asyncio.gather(
+                    self.peer.close(refused.close_code, refused.code), self._ignore_the_rest()
+                )
                 return
             self._news.set()
             # Queued frames are read without waiting: a flood must not keep the others from theirs.
             await asyncio.sleep(0)
+
+    async def _ignore_the_rest(self) -> None:
+        """Read on, or the peer's own close would not be seen behind what it has sent before."""
+        with contextlib.suppress(PeerGone):
+            while True:
+                with contextlib.suppress(BadMessage):
+                    await self.peer.receive()
 
     def _interrupt_ended(self) -> None:
         """Stop the speaker, once, if what it speaks was cancelled or has failed."""

@@ -23,6 +23,7 @@ from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import Connection
 from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
 from orpheus_ws.surfaces import Opening, Routes, Surface, Translator, our_refusal
+from orpheus_ws.surfaces.native import PATH
 
 MAX_UNSENT_BYTES: Final = 1_048_576
 """What we send waits far below this; only answers to pings that nobody reads grow beyond."""
@@ -98,8 +99,7 @@ class Handshake:
             return _answer(connection, status, msgspec.json.encode(body) + b"\n")
         found = self._routes.find(path)
         if found is None:
-            routes = " ".join(self._routes.paths)
-            advice = f"open a WebSocket at one of {routes}"
+            advice = f"there is {PATH} here; docs/surfaces.md has the paths of other protocols"
             return self._refuse(connection, Refusal(404, "path", advice))
         assert isinstance(connection, AdmittedConnection)
         connection.surface, connection.parameters = found

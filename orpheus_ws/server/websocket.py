@@ -53,6 +53,8 @@ class WebSocketPeer:
         """See `Peer`."""
         try:
             frame = await self.socket.recv()
+            while not self.open:  # what came too late stands before the peer's own close
+                frame = await self.socket.recv()
         except ConnectionClosed:
             raise PeerGone("the socket is closed") from None
         size = len(frame.encode()) if isinstance(frame, str) else len(frame)

@@ -1,7 +1,7 @@
 """LiveKit's own Baseten plugin against a server of ours, as its users run it.
 
 Rule: run by the Python of an environment that has `livekit-agents` and `livekit-plugins-baseten`. One
-JSON object on standard output says how it went:
+JSON object on standard output says how it went; `--output` has what was heard as 16-bit PCM at 24 kHz:
 
     python tests/clients/livekit_baseten.py ws://127.0.0.1:8765 orpheus turns
 """
@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -22,7 +23,9 @@ PATHS = {"orpheus": "/v1/baseten/websocket", "qwen3-tts": "/v1/audio/speech/stre
 NO_RETRY = APIConnectOptions(max_retry=0, timeout=10)
 
 
-async def speak(plugin: Any, text: str, *, interrupt: bool = False) -> dict[str, Any]:
+async def speak(
+    plugin: Any, heard: bytearray, text: str, *, interrupt: bool = False
+) -> dict[str, Any]:
     """One turn, its text in pieces as a language model sends them; left at once with `interrupt`."""
     seconds, finals, requests, words = 0.0, 0, set(), []
     async with plugin.stream(conn_options=NO_RETRY) as stream:
@@ -30,6 +33,7 @@ async def speak(plugin: Any, text: str, *, interrupt: bool = False) -> dict[str,
             stream.push_text(f" {word}" if position else word)
         stream.end_input()
         async for event in stream:
+            heard += bytes(event.frame.data)
             seconds += event.frame.duration
             finals += event.is_final
             requests.add(event.request_id)
@@ -45,18 +49,20 @@ async def speak(plugin: Any, text: str, *, interrupt: bool = False) -> dict[str,
     }
 
 
-async def turns(plugin: Any, action: str) -> list[dict[str, Any]]:
+async def turns(plugin: Any, heard: bytearray, action: str) -> list[dict[str, Any]]:
     """The turns of an action."""
     match action:
         case "turns":
-            return [await speak(plugin, TEXT), await speak(plugin, TEXT)]
+            return [await speak(plugin, heard, TEXT), await speak(plugin, heard, TEXT)]
         case "interrupt":
-            return [await speak(plugin, TEXT * 10, interrupt=True), await speak(plugin, TEXT)]
+            long = " ".join([TEXT] * 10)
+            left = await speak(plugin, heard, long, interrupt=True)
+            return [left, await speak(plugin, heard, TEXT)]
         case _:
-            return [await speak(plugin, "")]
+            return [await speak(plugin, heard, "")]
 
 
-async def play(model: str, url: str, action: str, voice: str) -> dict[str, Any]:
+async def play(model: str, url: str, action: str, voice: str, heard: bytearray) -> dict[str, Any]:
     """Do what is asked; say how it went, with how many sockets and metrics of the plugin's own."""
     opened: list[None] = []
     metrics: list[Any] = []
@@ -77,7 +83,7 @@ async def play(model: str, url: str, action: str, voice: str) -> dict[str, Any]:
         )
         plugin.on("metrics_collected", metrics.append)
         try:
-            spoken = await turns(plugin, action)
+            spoken = await turns(plugin, heard, action)
         except APIError as error:
             return {"error": type(error).__name__, "status": getattr(error, "status_code", None)}
         finally:
@@ -92,8 +98,12 @@ def main() -> None:
     parser.add_argument("model", choices=PATHS)
     parser.add_argument("action", choices=("turns", "interrupt", "empty"))
     parser.add_argument("--voice", default="tara")
+    parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
-    result = asyncio.run(play(chosen.model, chosen.url, chosen.action, chosen.voice))
+    heard = bytearray()
+    result = asyncio.run(play(chosen.model, chosen.url, chosen.action, chosen.voice, heard))
+    if chosen.output:
+        chosen.output.write_bytes(heard)
     sys.stdout.write(json.dumps(result) + "\n")
 
 
