@@ -2,6 +2,8 @@
 
 import base64
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,19 @@ from orpheus_ws import messages as m
 from orpheus_ws import tokens
 from orpheus_ws.errors import BadMessage, OrpheusError, UnknownVoice, UnsupportedFormat
 from orpheus_ws.pcm import STREAMED_WAV_HEADER
-from orpheus_ws.surfaces import HTTP_SILENCE, HttpSurface, Opening, Reply, http_surfaces, surfaces
+from orpheus_ws.server.http import KEEP_ALIVE_SECONDS
+from orpheus_ws.surfaces import (
+    HTTP_LEAD_MS,
+    HTTP_SILENCE,
+    HttpSurface,
+    Opening,
+    Reply,
+    http_surfaces,
+    surfaces,
+)
 from orpheus_ws.surfaces.openai import VOICES
 
+PAGE = (Path(__file__).parents[1] / "docs" / "surfaces.md").read_text(encoding="utf-8")
 BY_NAME = {surface.name: surface for surface in http_surfaces()}
 TEXTS = st.text(min_size=1, max_size=40)
 
@@ -61,6 +73,21 @@ def test_names_and_paths_are_nobody_else_s() -> None:
     assert len(set(names)) == len(names)
     paths = [path for surface in http_surfaces() for path in (*surface.paths, *surface.pages)]
     assert len(set(paths)) == len(paths)
+
+
+def test_every_one_is_documented() -> None:
+    """The page has a line for each path, the voices as they are, and the numbers."""
+    for surface in http_surfaces():
+        for path in surface.paths:
+            assert f"| `POST {path}` | `{surface.name}` |" in PAGE
+        for path in surface.pages:
+            assert f"`GET {path}`" in PAGE
+    names, ours = re.findall(r"^\| (?:OpenAI's|ours) \| (.*) \|$", PAGE, re.MULTILINE)
+    assert dict(zip(names.split(" | "), ours.split(" | "), strict=True)) == {
+        f"`{name}`": f"`{voice}`" for name, voice in VOICES.items()
+    }
+    assert f"at most {HTTP_LEAD_MS / 1000:g} s ahead" in PAGE
+    assert f"kept for {KEEP_ALIVE_SECONDS} s" in PAGE
 
 
 BODIES = st.one_of(

@@ -73,8 +73,8 @@ class Address(NamedTuple):
 
     @property
     def http_url(self) -> str | None:
-        """What a client of OpenAI's API takes for its base."""
-        return None if self.http_port is None else f"http://{self._host}:{self.http_port}/v1"
+        """Where requests go, without a path; None: nowhere."""
+        return None if self.http_port is None else f"http://{self._host}:{self.http_port}"
 
     @property
     def _host(self) -> str:
