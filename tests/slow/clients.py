@@ -50,6 +50,14 @@ class Client(NamedTuple):
 
 CLIENTS: Final = (
     Client(
+        "livekit_own",
+        "livekit",
+        "livekit-agents",
+        ("livekit_own",),
+        "LiveKit Agents, `orpheus_ws.integrations.livekit.TTS`",
+        '`url="ws://HOST:8765/v1/tts"`',
+    ),
+    Client(
         "livekit_baseten_orpheus",
         "livekit",
         "livekit-plugins-baseten",
