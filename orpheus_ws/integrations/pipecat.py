@@ -37,6 +37,9 @@ except ModuleNotFoundError as error:
 AT_ONCE: Final = Segmentation(max_delay_ms=0)
 """Pipecat has already waited for the end of each sentence."""
 
+LONGEST_PAUSE: Final = 60.0
+"""Seconds for which a language model may stop in the middle of a turn, to call a tool for example."""
+
 WRONG: Final = ("bad_message", "unknown_voice", "unsupported_format", "text_too_long")
 """What the server answers when the same would fail again."""
 
@@ -74,14 +77,15 @@ class OrpheusTTSService(TTSService):
         chosen = OrpheusTTSSettings(model="orpheus", voice=None, language=None)
         if settings is not None:
             chosen.apply_update(settings)
+        # Every context is ended here, and the server says why when it is silent.
+        options.setdefault("stop_frame_timeout_s", LONGEST_PAUSE)
+        options.setdefault("max_consecutive_zero_audio_contexts", 0)
         super().__init__(
             settings=chosen,
             push_start_frame=True,
             # Words come with their times.
             push_text_frames=False,
             append_trailing_space=True,
-            # The server says why when it is silent.
-            max_consecutive_zero_audio_contexts=0,
             **options,
         )
         self._register_event_handler("on_speech_interrupted")
@@ -107,6 +111,8 @@ class OrpheusTTSService(TTSService):
 
     async def stop(self, frame: EndFrame) -> None:
         """Let what is being spoken be heard, then close the socket."""
+        for speech in self._speeches.values():
+            speech.text.end()
         await super().stop(frame)
         await self._close()
 
@@ -163,7 +169,10 @@ class OrpheusTTSService(TTSService):
         try:
             await self._client.connection()
         except ClientError as error:
+            await self._call_event_handler("on_connection_error", str(error))
             await self._report(error)
+        else:
+            await self._call_event_handler("on_connected")
 
     async def _close(self) -> None:
         for speech in list(self._speeches.values()):
@@ -178,7 +187,7 @@ class OrpheusTTSService(TTSService):
             try:
                 await self._attempt(context_id, speech)
             except Disconnected:
-                if speech.heard or speech.interrupted:
+                if speech.heard:
                     raise
                 await self._attempt(context_id, speech)
         except ClientError as error:
@@ -192,6 +201,8 @@ class OrpheusTTSService(TTSService):
             await self.remove_audio_context(context_id)
 
     async def _attempt(self, context_id: str, speech: "_Speech") -> None:
+        if speech.interrupted:
+            return
         utterance = self._client.speak(
             speech.text.pieces(),
             voice=self._settings.voice,

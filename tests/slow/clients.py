@@ -58,6 +58,14 @@ CLIENTS: Final = (
         '`url="ws://HOST:8765/v1/tts"`',
     ),
     Client(
+        "pipecat_own",
+        "pipecat",
+        "pipecat-ai",
+        ("pipecat_own",),
+        "Pipecat, `orpheus_ws.integrations.pipecat.OrpheusTTSService`",
+        '`url="ws://HOST:8765/v1/tts"`',
+    ),
+    Client(
         "livekit_baseten_orpheus",
         "livekit",
         "livekit-plugins-baseten",
