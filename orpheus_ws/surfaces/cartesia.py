@@ -113,10 +113,10 @@ class _Speech:
         """See `Translator`. A message that does not fit ends the context that it names."""
         named = _decoded(frame, _Named)
         request = _decoded(frame, _Request)
-        self._latest = self._latest if named is None else named.context_id
         if named is None or named.context_id == m.ALL_CONTEXTS:
             advice = f"name a context_id of 1 to 128 characters, other than {m.ALL_CONTEXTS!r}"
             raise BadMessage(f"send JSON objects in text frames that {advice}")
+        self._latest = named.context_id
         problem = "a field of the message does not fit" if request is None else _problem(request)
         if request is None or problem:
             raise BadMessage(problem, context=named.context_id, cancels=True)
@@ -172,7 +172,9 @@ class _Speech:
             case m.Error(context=id_, code=code):
                 self._live.pop(id_ or "", None)
                 return (self._error(id_, code, message.message),)
-            case m.Warn(context=id_, code="bad_message" | "closed_context" as code):
+            case m.Warn(context=id_, code="bad_message" as code):
+                return (self._error(id_, code, message.message),)
+            case m.Warn(context=id_, code="closed_context" as code) if id_ in self._live:
                 return (self._error(id_, code, message.message),)
             case _:
                 return ()
