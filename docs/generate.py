@@ -100,6 +100,7 @@ def instruments() -> Iterator[Instrument]:
     none_yet = EngineStatistics(*[0] * len(EngineStatistics._fields))
     metrics.watch_engine(lambda: none_yet)
     metrics.watch_codec(lambda: 0.0, lambda: 0.0)
+    metrics.watch_turns(lambda: 0.0, lambda: 0.0)
     engine = {f"orpheus_engine_{field}": text for field, text in meanings(EngineStatistics).items()}
     for collector in registry.collectors:
         # What has labels shows nothing before it has been used; and only it itself knows their names.

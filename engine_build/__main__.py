@@ -15,9 +15,11 @@ from orpheus_ws.errors import OrpheusError, StartupError
 from orpheus_ws.manifest import Limits
 
 if TYPE_CHECKING:
+    from engine_build.quantize import KvFormat
     from orpheus_ws.engine.checkpoint import EngineName
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
 COUNT = click.IntRange(min=1)
 
 
@@ -52,6 +54,56 @@ def tiny(out: Path, seed: int) -> None:
         write(out, seed=seed)
     except OSError as error:
         raise StartupError(f"cannot write {out}: {error.strerror}") from error
+
+
+@cli.command()
+@click.argument("model", type=FOLDER)
+@click.argument("out", type=FOLDER)
+@click.option(
+    "--calibration",
+    type=FILE,
+    help="JSON Lines: `ids`, or `text`, `voice` and `audio` ids.",
+)
+@click.option(
+    "--prompts",
+    type=FILE,
+    help="Texts, one a line, that the model speaks to be calibrated on.  [default: a list of ours]",
+)
+@click.option(
+    "--kv",
+    type=click.Choice(["fp8", "bf16"]),
+    default="fp8",
+    show_default=True,
+    help="What the engine keeps keys and values in.",
+)
+@click.option("--device", default="cpu", show_default=True, help="What torch calls it.")
+def quantize(
+    model: Path,
+    out: Path,
+    calibration: Path | None,
+    prompts: Path | None,
+    kv: "KvFormat",
+    device: str,
+) -> None:
+    """Write an FP8 checkpoint of the one in the directory MODEL into the directory OUT.
+
+    It is calibrated on prompts with their speech: a file's, or what the model itself says.
+    """
+    if calibration and prompts:
+        raise click.UsageError("Give --calibration or --prompts, not both.")
+    with _needs("quantize"):
+        from engine_build.calibration import PROMPTS
+        from engine_build.quantize import write
+    made = write(
+        model, out, sequences=calibration, prompts=prompts or PROMPTS, kv=kv, device=device
+    )
+    click.echo(
+        f"Wrote {out}, calibrated on {len(made.sequences)} sequences of {made.ids} ids, "
+        f"{made.audio_ids} of them audio.\n"
+        "Next, check it and describe it to the server:\n"
+        f"  python -m engine_build verify {out} --for trtllm\n"
+        f"  python -m engine_build manifest {out}"
+    )
 
 
 @cli.command()

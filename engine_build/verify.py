@@ -43,8 +43,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def verify(folder: Path, engine: EngineName | None) -> Report:
-    """Examine the checkpoint, all of it, for one engine or for any. Blocking; it reads every byte."""
-    checkpoint, faults = examine(folder, engine, compared="everything")
+    """Examine the checkpoint, all of it, and for one engine or for any. Blocking; reads every byte."""
+    checkpoint, faults = examine(folder, compared="everything")
     findings = [Finding(Severity.PROBLEM, fault) for fault in faults]
     if checkpoint is not None:
         findings += [Finding(Severity.WARNING, text) for text in _warnings(checkpoint, engine)]
@@ -63,6 +63,11 @@ def _warnings(checkpoint: Checkpoint, engine: EngineName | None) -> Iterator[str
         yield (
             "there is no manifest, so that nothing shows when a file changes: make one with `python "
             "-m engine_build manifest`"
+        )
+    elif engine == "trtllm" and "tensorrt_llm" not in checkpoint.manifest.built_with:
+        yield (
+            "the manifest names no TensorRT-LLM, so that nothing shows when another is installed: "
+            "make it again with --tensorrt-llm, or where it is installed"
         )
     if engine == "trtllm" and checkpoint.quantization.weights is None:
         yield (

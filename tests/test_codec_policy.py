@@ -127,18 +127,19 @@ def test_in_flight_keeps_steps_short(ready: list[Ready], most: int, max_frames: 
 @pytest.mark.parametrize(
     ("policy", "order"),
     [
-        (InFlight(1), [{30}, {40}, {20}, {10}]),
-        (InFlight(2), [{30, 40}, {10, 20}]),
-        (InFlight(3), [{20, 30, 40}, {10}]),
-        (Dynamic(1), [{10}, {20}, {30}, {40}]),
-        (Dynamic(2), [{10, 20}, {30, 40}]),
+        (InFlight(1), [{30}, {40}, {20}, {50}, {10}]),
+        (InFlight(2), [{30, 40}, {20, 50}, {10}]),
+        (InFlight(3), [{20, 30, 40}, {10, 50}]),
+        (Dynamic(1), [{10}, {20}, {30}, {40}, {50}]),
+        (Dynamic(2), [{10, 20}, {30, 40}, {50}]),
     ],
 )
 async def test_the_policy_decides_who_goes_first(policy: Policy, order: list[set[int]]) -> None:
     """Of those who wait while a step runs, in flight takes whom nobody heard yet, then who has
-    least in hand; dynamic batching takes them as they came."""
-    loop, decoder = await start(5, policy)
-    rich, poor, new, newer, busy = (opened(loop) for _ in range(5))
+    least in hand, the next segment of somebody who still listens like any other; dynamic batching takes
+    them as they came."""
+    loop, decoder = await start(6, policy)
+    rich, poor, new, newer, joining, busy = (opened(loop) for _ in range(6))
     for stream in (rich, poor):
         stream.push(frames(1, 2))
         await stream.take(ALL)
@@ -147,7 +148,13 @@ async def test_the_policy_decides_who_goes_first(policy: Policy, order: list[set
     busy.push(frames(1, 2))
     takes = [asyncio.create_task(busy.take(ALL))]
     await turns_until(decoder.entered.is_set)
-    waiting = ((rich, 10, 3.0), (poor, 20, 1.0), (new, 30, 0.0), (newer, 40, 0.0))
+    waiting = (
+        (rich, 10, 3.0),
+        (poor, 20, 1.0),
+        (new, 30, 0.0),
+        (newer, 40, 0.0),
+        (joining, 50, 2.0),
+    )
     for stream, code, in_hand in waiting:
         stream.push(frames(code, code + 1))
         takes.append(asyncio.create_task(stream.take(Portion(1, MOST_FRAMES, in_hand))))

@@ -31,6 +31,11 @@ LATENCIES = (
 TYPES = {
     **dict.fromkeys(LATENCIES, "histogram"),
     "orpheus_chunk_gap_seconds": "histogram",
+    "orpheus_capacity_source": "gauge",
+    "orpheus_sockets_admitted": "gauge",
+    "orpheus_slots_taken": "gauge",
+    "orpheus_contexts_awaiting_turn": "gauge",
+    "orpheus_turns_missed_total": "counter",
     "orpheus_underruns_total": "counter",
     "orpheus_underrun_seconds_total": "counter",
     "orpheus_real_time_factor": "histogram",
@@ -58,6 +63,7 @@ LABELS = {
     "orpheus_handshakes_refused_total": {"reason"},
     "orpheus_socket_closes_total": {"code"},
     "orpheus_contexts_total": {"outcome", "surface"},
+    "orpheus_capacity_source": {"source"},
 }
 
 
@@ -109,6 +115,8 @@ class Stage:
         self.metrics.observe(spoken(), Moment.TERMINAL)
         self.metrics.watch_engine(Statistics)
         self.metrics.watch_codec(lambda: 0.0, lambda: 0.0)
+        self.metrics.watch_turns(lambda: 0.0, lambda: 0.0)
+        self.metrics.set_capacity(1, "default")
 
     def exposition(self) -> list[Metric]:
         """What a scrape gets, as Prometheus reads it."""

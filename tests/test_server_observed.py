@@ -80,7 +80,7 @@ async def test_a_bug_is_logged_and_told(
 ) -> None:
     """What nobody foresaw closes the socket with 1011, and is logged with its type."""
 
-    def broken(_session: Session, _now: float) -> Action:
+    def broken(_session: Session, _now: float, _may_speak: object) -> Action:
         raise LookupError("marked words")
 
     async with one() as (_, connected):

@@ -183,6 +183,8 @@ async def test_omni_bad_configuration_closes() -> None:
     async with server() as started:
         async with connect(url(started, "/v1/audio/speech/stream")) as socket:
             await socket.send('{"type":"session.config","voice":"Vivian"}')
+            for _ in range(40):  # more than the server takes before it is read
+                await socket.send('{"type":"input.text","text":"Hi."}')
             event: dict[str, Any] = json.loads(await socket.recv())
             assert event["type"] == "error"
             assert "tara" in event["message"]

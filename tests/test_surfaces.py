@@ -2,7 +2,9 @@
 
 import base64
 import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +51,15 @@ def test_every_path_leads_to_its_surface() -> None:
     for surface in BY_NAME.values():
         for path in surface.paths:
             assert routes.find(path) == (surface, {})
+
+
+def test_every_path_is_documented() -> None:
+    """The page on surfaces has each of them with its name, and no other."""
+    page = (Path(__file__).parents[1] / "docs" / "surfaces.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(/[^`]+)` \| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted(
+        (path, surface.name) for surface in BY_NAME.values() for path in surface.paths
+    )
 
 
 def test_paths_with_parameters() -> None:

@@ -89,7 +89,7 @@ class Examined(NamedTuple):
 
 
 def open_checkpoint(model: str | None, engine: EngineName) -> Checkpoint:
-    """The checkpoint in the directory `model`, for this engine. Blocking.
+    """The checkpoint in the directory `model`. Blocking.
 
     Raises `StartupError` with the first of its faults.
     """
@@ -97,16 +97,14 @@ def open_checkpoint(model: str | None, engine: EngineName) -> Checkpoint:
         raise StartupError(
             f"engine {engine!r} needs a checkpoint: set engine.options.model to its directory"
         )
-    checkpoint, faults = examine(Path(model), engine)
+    checkpoint, faults = examine(Path(model))
     if checkpoint is None or faults:
         raise StartupError(faults[0])
     return checkpoint
 
 
-def examine(
-    folder: Path, engine: EngineName | None = None, *, compared: Compared = "headers"
-) -> Examined:
-    """Look at everything but the weights themselves, for one engine or for any. Blocking.
+def examine(folder: Path, *, compared: Compared = "headers") -> Examined:
+    """Look at everything but the weights themselves. Blocking.
 
     Of the weights the headers are read. `compared` says how much of the files is compared with the
     manifest, if there is one (see `checkpoint_files.compare`).
@@ -119,7 +117,7 @@ def examine(
     weight_bytes = 0
     if config is not None:
         faults += _config_faults(folder, config)
-        quantization = _try(faults, lambda: _read_quantization(folder, config, engine))
+        quantization = _try(faults, lambda: _read_quantization(folder, config))
     encode = _try(faults, lambda: load_encoder(folder))
     if config is not None and quantization is not None:
         fp8 = quantization.weights == "FP8"
@@ -226,8 +224,8 @@ def _rope_faults(folder: Path, config: Config) -> Iterator[str]:
 # Quantisation -------------------------------------------------------------------------------------
 
 
-def _read_quantization(folder: Path, config: Config, engine: EngineName | None) -> Quantization:
-    """What both files say. Raises `StartupError` if they differ or the engine cannot run it."""
+def _read_quantization(folder: Path, config: Config) -> Quantization:
+    """What both files say. Raises `StartupError` if they differ or no engine can run it."""
     stated = _section(folder)
     said = Quantization(
         weights=_name(stated.get("quant_algo")), kv_cache=_name(stated.get("kv_cache_quant_algo"))
@@ -241,11 +239,6 @@ def _read_quantization(folder: Path, config: Config, engine: EngineName | None) 
         raise StartupError(
             f"hf_quant_config.json and quantization_config in config.json differ in {str(folder)!r}, "
             "or one is missing: copy both files from the export, or quantise the model again"
-        )
-    if engine == "torch" and (stated or again):
-        raise StartupError(
-            f"the checkpoint in {str(folder)!r} is quantized, which engine 'torch' does not run: "
-            "give the checkpoint that it was made from"
         )
     if {said.weights, said.kv_cache} - {"FP8", None}:
         raise StartupError(

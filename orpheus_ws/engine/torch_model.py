@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, LlamaForCausalLM
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from orpheus_ws.engine import torch_fp8
 from orpheus_ws.errors import StartupError
 
 ATTENTION: Final = "orpheus_slots"
@@ -46,14 +47,7 @@ def load_model(folder: str, *, device: str, dtype: str, attention: str) -> Llama
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        model, found = LlamaForCausalLM.from_pretrained(
-            folder,
-            dtype=getattr(torch, dtype),
-            attn_implementation=attention,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        model, found = _from_pretrained(folder, getattr(torch, dtype), attention)
     except Exception as error:
         # What a broken file raises depends on where it is broken.
         raise StartupError(
@@ -79,6 +73,32 @@ def load_model(folder: str, *, device: str, dtype: str, attention: str) -> Llama
             "engine.options.device to one that has room for it, or engine.options.dtype to bfloat16"
         ) from error
     return placed.eval().requires_grad_(requires_grad=False)
+
+
+def _from_pretrained(
+    folder: str, dtype: torch.dtype, attention: str
+) -> tuple[LlamaForCausalLM, dict[str, Any]]:
+    """The model on the CPU, and what was amiss. What transformers and safetensors raise comes out."""
+    config = LlamaConfig.from_pretrained(folder, local_files_only=True)
+    how = {
+        "config": config,
+        "dtype": dtype,
+        "attn_implementation": attention,
+        "local_files_only": True,
+        "use_safetensors": True,
+        "output_loading_info": True,
+    }
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
+        model, found = LlamaForCausalLM.from_pretrained(folder, **how)
+        return model, found
+    # transformers does not know this kind, and would take the bare weights for the model's.
+    weights, scales = torch_fp8.read(folder, dtype)
+    del config.quantization_config
+    model, found = LlamaForCausalLM.from_pretrained(None, state_dict=weights, **how)
+    model.config.quantization_config = quantization
+    torch_fp8.round_inputs(model, scales)
+    return model, found
 
 
 class SlotModel:
@@ -141,6 +161,7 @@ class _Cache:
         # Zeros, because nothing times what memory happens to hold need not be nothing.
         self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)
+        self.fp8 = torch_fp8.has_fp8_cache(config)
 
     def window(self, slots: slice, positions: torch.Tensor, length: int) -> "_Window":
         return _Window(self, slots, positions, length)
@@ -166,7 +187,8 @@ class _Window:
         found = []
         for table, new in ((self._cache.keys, key), (self._cache.values, value)):
             rows = table[layer, self._slots]
-            rows[self._rows, :, self._positions] = new.transpose(1, 2)
+            kept = torch_fp8.rounded(new) if self._cache.fp8 else new
+            rows[self._rows, :, self._positions] = kept.transpose(1, 2)
             found.append(rows[:, :, : self._length])
         return found[0], found[1]
 

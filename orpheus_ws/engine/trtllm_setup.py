@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`engine.capacity` must be set: it is the largest batch, and the KV cache is sized for it. What the
+    """The capacity must be measured, or given as `engine.uncalibrated`: it is the largest batch, and the KV cache is sized for it. What the
     model's manifest says may be left out here, and may not be contradicted."""
 
     model: str | None = None
@@ -94,8 +94,8 @@ def check_kv_cache(checkpoint: Checkpoint, options: Options) -> None:
     """`bf16` is what a checkpoint without a word on the cache gets; it cannot be forced."""
     if checkpoint.quantization.kv_cache and options.kv_cache == "bf16":
         raise StartupError(
-            f"the checkpoint in {options.model!r} declares a quantised KV cache: export it with "
-            "kv_cache_qformat none, or set engine.options.kv_cache to 'fp8'"
+            f"the checkpoint in {options.model!r} declares a quantised KV cache: quantise the model "
+            "again with `--kv bf16`, or set engine.options.kv_cache to 'fp8'"
         )
 
 

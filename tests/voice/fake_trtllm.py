@@ -40,6 +40,7 @@ CONFIG: Final[dict[str, Any]] = {
     "rope_theta": 500_000.0,
     "rope_scaling": {"rope_type": "llama3", "factor": 32.0},
 }
+SIZES: Final = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "I32": 4}
 LINEAR: Final = {
     "self_attn.q_proj": (3072, 64),
     "self_attn.k_proj": (1024, 64),
@@ -83,7 +84,7 @@ def write_checkpoint(folder: Path, **config: Any) -> Path:
     folder.mkdir(exist_ok=True)
     described = {key: value for key, value in (CONFIG | config).items() if value is not None}
     (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
-    _write_weights(folder / "model.safetensors")
+    write_weights(folder / "model.safetensors", tensors())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -99,25 +100,44 @@ def write_checkpoint(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def _write_weights(path: Path) -> None:
-    """Weights of nothing: a header, and as many bytes as it promises, which take no room."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (156_940, 64),
-        "model.norm.weight": (64,),
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+"""Type and shape, by name."""
+
+
+def tensors(*, fp8: bool = False) -> Tensors:
+    """Those of the checkpoint; with two scales for each linear layer if it is quantised."""
+    found: Tensors = {
+        "model.embed_tokens.weight": ("BF16", (156_940, 64)),
+        "model.norm.weight": ("BF16", (64,)),
     }
     for layer in range(28):
         prefix = f"model.layers.{layer}"
-        shapes[f"{prefix}.input_layernorm.weight"] = (64,)
-        shapes[f"{prefix}.post_attention_layernorm.weight"] = (64,)
-        shapes |= {f"{prefix}.{name}.weight": shape for name, shape in LINEAR.items()}
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        start, end = end, end + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
-    described = json.dumps(header).encode()
+        found[f"{prefix}.input_layernorm.weight"] = ("BF16", (64,))
+        found[f"{prefix}.post_attention_layernorm.weight"] = ("BF16", (64,))
+        for name, shape in LINEAR.items():
+            found[f"{prefix}.{name}.weight"] = ("F8_E4M3" if fp8 else "BF16", shape)
+            if fp8:
+                found |= {
+                    f"{prefix}.{name}.{each}_scale": ("F32", ()) for each in ("weight", "input")
+                }
+    return found
+
+
+def write_weights(path: Path, described: Tensors, scale: float = 0.5) -> None:
+    """Weights of nothing: a header, and as many bytes as it promises, which take no room."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, (dtype, shape) in described.items():
+        start, end = end, end + SIZES[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    content = json.dumps(header).encode()
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(described)) + described)
-        file.truncate(8 + len(described) + end)
+        file.write(struct.pack("<Q", len(content)) + content)
+        file.truncate(8 + len(content) + end)
+        for name, each in header.items():
+            if name.endswith("_scale"):
+                file.seek(8 + len(content) + each["data_offsets"][0])
+                file.write(struct.pack("<f", scale))
 
 
 def write_manifest(folder: Path, **changes: Any) -> Path:

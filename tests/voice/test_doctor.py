@@ -15,7 +15,7 @@ def test_the_embedded_voice() -> None:
     """With the extra `pocket` installed, the default configuration has no problem."""
     examined = doctor(*FREE_PORTS, prelude="")
     assert examined.code == 0, examined.printed
-    assert examined.checks["engine"]["found"] == "pocket, on cpu, 8 streams"
+    assert examined.checks["engine"]["found"] == "pocket, on cpu, 8 streams (default)"
     assert examined.checks["codec"]["found"] == "streaming, on cpu, 9 slots"
     assert "hibari-tts" in examined.checks["extra_pocket"]["found"]
     assert examined.checks["extra_pocket"]["advice"] == ""

@@ -1,17 +1,11 @@
-"""The torch engine behind sockets, and `serve --engine torch`, with the tiny checkpoint."""
+"""The torch engine behind sockets, with the tiny checkpoint."""
 
 import asyncio
-import json
-import subprocess
-import wave
 from pathlib import Path
 
 from orpheus_ws import messages as m
-from orpheus_ws.tokens import SAMPLES_PER_FRAME
-from tests.doctor_runs import command
 from tests.harness import pcm, peer, server, turns_until
 
-FREE_PORTS = ("--port", "0", "--metrics-port", "0")
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 
 
@@ -67,42 +61,3 @@ async def test_cancelling_frees_the_slot(tiny_checkpoint: Path) -> None:
         received = await connected.utterance("b")
         assert isinstance(received[-1], m.Done)
         assert pcm(received)
-
-
-def test_serve_and_say(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """`serve --engine torch --model DIR` speaks noise into a file, decoded by the embedded codec."""
-    serve = ("serve", "--engine", "torch", "--model", str(tiny_checkpoint), "--capacity", "2")
-    with subprocess.Popen(
-        command(*serve, *FREE_PORTS), stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            url = json.loads(process.stdout.readline())["url"]
-            file = tmp_path / "noise.wav"
-            said = command("say", "--url", url, "-o", str(file), SENTENCE)
-            subprocess.run(said, check=True, timeout=60)
-        finally:
-            process.terminate()
-        assert process.wait(timeout=30) == 0
-    with wave.open(str(file)) as wav:
-        assert wav.getframerate() == 24_000
-        assert wav.getnframes() > 5 * SAMPLES_PER_FRAME
-
-
-def test_serve_does_not_start(tiny_checkpoint: Path) -> None:
-    """With a device that is not there `serve` says so in one line and exits with 1."""
-    device = ("--set", "engine.options.device=cuda:9")
-    done = subprocess.run(
-        command(
-            "serve", "--engine", "torch", "--model", str(tiny_checkpoint), *device, *FREE_PORTS
-        ),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith("orpheus-ws: ")
-    assert done.stderr.count("\n") == 1
-    assert "engine.options.device" in done.stderr

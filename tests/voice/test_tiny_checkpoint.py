@@ -1,7 +1,5 @@
 """`python -m engine_build tiny`, and what the engine's tokenizer makes of texts."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,23 +14,13 @@ from orpheus_ws import tokens
 from orpheus_ws.engine.checkpoint import Encoder
 from orpheus_ws.errors import StartupError
 from tests.voice.torch_checkpoints import encoder
+from tests.voice.warm_commands import WarmCommands
 
 CONTROL = ("<|begin_of_text|>", "<|eot_id|>", "<custom_token_0>", "<custom_token_2>", "<|audio|>")
 TEXTS = st.lists(
     st.sampled_from(CONTROL) | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ).map("".join)
 """Any text, and anything that looks like a control token in it."""
-
-
-def build(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "engine_build", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +42,12 @@ def decoded(tiny_checkpoint: Path) -> Callable[[list[int]], str]:
     return Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json")).decode
 
 
-def test_the_command_writes_the_same_every_time(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_same_every_time(
+    commands: WarmCommands, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
     """The command writes, to the byte, what the function wrote: small, with what transformers needs."""
-    done = build("tiny", str(tmp_path / "new" / "tiny"))
-    assert done.returncode == 0, done.stderr
+    done = commands.run("engine_build", "tiny", str(tmp_path / "new" / "tiny"))
+    assert (done.code, done.stderr) == (0, "")
     written = {file.name: file.read_bytes() for file in (tmp_path / "new" / "tiny").iterdir()}
     assert written == {file.name: file.read_bytes() for file in tiny_checkpoint.iterdir()}
     assert sum(map(len, written.values())) < 50e6

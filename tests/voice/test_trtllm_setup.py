@@ -243,7 +243,7 @@ def test_the_doctor_looks_without_loading(model: Path) -> None:
     assert "pip install 'orpheus-ws[trtllm]'" in examined.checks["engine"]["advice"]
     fake = {"PYTHONPATH": str(fake_trtllm.FOLDER)}
     examined = doctor(*free, *chosen, prelude="", environment=fake)
-    assert examined.checks["engine"]["found"] == "trtllm, on cuda, 8 streams"
+    assert examined.checks["engine"]["found"] == "trtllm, on cuda, 8 streams (uncalibrated)"
     assert examined.checks["engine"]["status"] == "warning"
     assert "python -m engine_build manifest" in examined.checks["engine"]["advice"]
     wrong = settings("engine.options.model=nowhere")

@@ -184,6 +184,40 @@ async def test_a_wrong_checkpoint(
     assert behaviour.opened == []
 
 
+# The manifest -------------------------------------------------------------------------------------
+
+
+async def test_what_the_manifest_says(behaviour: Any, model: Path) -> None:
+    """Voices and limits are the manifest's, and the batch is the capacity within them."""
+    version = sys.modules["tensorrt_llm"].__version__
+    built_with = {"tensorrt_llm": version}
+    changes = {"built_with": built_with, "max_num_tokens": 1024}
+    await asyncio.to_thread(fake_trtllm.write_manifest, model, **changes)
+    async with running(model) as engine:
+        assert engine.voices == ("ava", "ben")
+        (llm,) = behaviour.opened
+        args = llm.args
+        assert (args.max_batch_size, args.max_num_tokens, args.max_seq_len) == (3, 1024, 1500)
+
+
+async def test_a_manifest_of_another_tensorrt_llm(behaviour: Any, model: Path) -> None:
+    """What was measured with another version is not promised with this one."""
+    built_with = {"tensorrt_llm": "1.2.0"}
+    await asyncio.to_thread(fake_trtllm.write_manifest, model, built_with=built_with)
+    assert "is for TensorRT-LLM 1.2.0" in await refusal(model)
+    assert behaviour.opened == []
+
+
+async def test_without_a_manifest(
+    behaviour: Any, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is served, and a warning says what nothing vouches for."""
+    async with running(model):
+        assert len(behaviour.opened) == 1
+    assert "the model has no manifest" in caplog.text
+    assert "python -m engine_build manifest" in caplog.text
+
+
 # Memory -------------------------------------------------------------------------------------------
 
 

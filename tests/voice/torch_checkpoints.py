@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from orpheus_ws.engine.checkpoint import Encoder, load_encoder
@@ -61,6 +62,34 @@ def spoilt(checkpoint: Path, folder: Path, name: str, **changes: Any) -> Path:
     content = json.loads(source.read_text(encoding="utf-8")) if source.exists() else {}
     merged = {key: value for key, value in (content | changes).items() if value is not None}
     (folder / name).write_text(json.dumps(merged), encoding="utf-8")
+    return folder
+
+
+def fp8(checkpoint: Path, folder: Path, *, cache: bool = True) -> Path:
+    """The checkpoint in FP8, in the form that `engine_build quantize` writes; all input scales 0.02."""
+    state = load_file(checkpoint / "model.safetensors")
+    for name in [name for name in state if name.endswith("_proj.weight")]:
+        weight = state[name].float()
+        scale = weight.abs().max() / 448
+        state[name] = (weight / scale).to(torch.float8_e4m3fn)
+        state[f"{name}_scale"] = scale
+        state[name.removesuffix("weight") + "input_scale"] = torch.tensor(0.02)
+    config: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    if cache:
+        config["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    spoilt(checkpoint, folder, "config.json", quantization_config=config)
+    described = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8" if cache else None}
+    stated = {"quantization": described | {"exclude_modules": ["lm_head"]}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(stated), encoding="utf-8")
+    (folder / "model.safetensors").unlink()
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def with_weights(checkpoint: Path, folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    """A copy that has these weights."""
+    cut_short(checkpoint, folder, "model.safetensors", None)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
