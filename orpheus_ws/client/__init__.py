@@ -15,9 +15,10 @@ from orpheus_ws.client.blocking import BlockingClient, BlockingUtterance, connec
 from orpheus_ws.client.lasting import Client, SpeakOptions, connect, make_client
 from orpheus_ws.client.text import SpokenText
 from orpheus_ws.client.utterance import Utterance
-from orpheus_ws.messages import Audio, Cancelled, Done, Sampling, Segmentation, Words
+from orpheus_ws.messages import Audio, Cancelled, Done, Sampling, Segmentation, ServerMessage, Words
 
 __all__ = [
+    "PATIENCE_SECONDS",
     "Audio",
     "Backoff",
     "BlockingClient",
@@ -27,8 +28,8 @@ __all__ = [
     "Done",
     "Sampling",
     "Segmentation",
+    "ServerMessage",
     "SpeakOptions",
-    "PATIENCE_SECONDS",
     "SpokenText",
     "Utterance",
     "Words",

@@ -143,11 +143,10 @@ class TTS(tts.TTS):
                     async for event in events:
                         if deadline.when() is not None:
                             deadline.reschedule(clock() + patience)
-                        match event:
-                            case Audio():
-                                emitter.push(event.pcm)
-                            case Words():
-                                emitter.push_timed_transcript(_timed(event))
+                        if isinstance(event, Audio):
+                            emitter.push(event.pcm)
+                        elif isinstance(event, Words):
+                            emitter.push_timed_transcript(_timed(event))
         except TimeoutError as error:
             raise APITimeoutError from error
         except ClientError as error:
@@ -253,9 +252,7 @@ async def _open(client: Client) -> None:
 def _timed(words: Words) -> list[TimedString]:
     """LiveKit puts words together as they are, and counts seconds."""
     return [
-        TimedString(
-            f"{word.text} ", start_time=word.start_ms / 1000, end_time=word.end_ms / 1000
-        )
+        TimedString(f"{word.text} ", start_time=word.start_ms / 1000, end_time=word.end_ms / 1000)
         for word in words.words
     ]
 
@@ -263,9 +260,7 @@ def _timed(words: Words) -> list[TimedString]:
 def _translated(error: ClientError) -> APIError:
     match error:
         case Refused():
-            return APIStatusError(
-                str(error), status_code=error.status, retryable=error.retryable
-            )
+            return APIStatusError(str(error), status_code=error.status, retryable=error.retryable)
         case Unreachable() | Disconnected():
             return APIConnectionError(str(error))
         case _:

@@ -19,6 +19,7 @@ from orpheus_ws.client import (
     Cancelled,
     Sampling,
     Segmentation,
+    ServerMessage,
     Utterance,
     Words,
     make_client,
@@ -26,7 +27,13 @@ from orpheus_ws.client import (
 from orpheus_ws.errors import ClientError, Disconnected, Refused, Unreachable, UtteranceFailed
 
 try:
-    from pipecat.frames.frames import CancelFrame, EndFrame, Frame, TTSAudioRawFrame, TTSStoppedFrame
+    from pipecat.frames.frames import (
+        CancelFrame,
+        EndFrame,
+        Frame,
+        TTSAudioRawFrame,
+        TTSStoppedFrame,
+    )
     from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
     from pipecat.services.settings import TTSSettings
     from pipecat.services.tts_service import TTSService
@@ -214,22 +221,22 @@ class OrpheusTTSService(TTSService):
         speech.utterance = utterance
         async with contextlib.aclosing(utterance.events()) as events:
             async for event in events:
-                match event:
-                    case Cancelled():
-                        await self._call_event_handler(
-                            "on_speech_interrupted", event.text_spoken, event.text_remaining
-                        )
-                    case _ if speech.interrupted:
-                        pass
-                    case Audio():
-                        speech.heard = True
-                        frame = TTSAudioRawFrame(
-                            event.pcm, self.sample_rate, 1, context_id=context_id
-                        )
-                        await self.append_to_audio_context(context_id, frame)
-                    case Words():
-                        times = [(word.text, word.start_ms / 1000) for word in event.words]
-                        await self.add_word_timestamps(times, context_id)
+                if isinstance(event, Cancelled):
+                    await self._call_event_handler(
+                        "on_speech_interrupted", event.text_spoken, event.text_remaining
+                    )
+                elif not speech.interrupted:
+                    await self._deliver(context_id, speech, event)
+
+    async def _deliver(self, context_id: str, speech: "_Speech", event: ServerMessage) -> None:
+        """To the audio context, which plays audio and words in order."""
+        if isinstance(event, Audio):
+            speech.heard = True
+            frame = TTSAudioRawFrame(event.pcm, self.sample_rate, 1, context_id=context_id)
+            await self.append_to_audio_context(context_id, frame)
+        elif isinstance(event, Words):
+            times = [(word.text, word.start_ms / 1000) for word in event.words]
+            await self.add_word_timestamps(times, context_id)
 
     async def _report(self, error: ClientError) -> None:
         """As Pipecat has it: some of what fails makes a service unusable."""
