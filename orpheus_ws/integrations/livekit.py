@@ -228,7 +228,6 @@ class _Whole(tts.ChunkedStream):
     async def _run(self, output_emitter: tts.AudioEmitter) -> None:
         _initialize(output_emitter, shortuuid(), self._tts.sample_rate, stream=False)
         await self._tts._speak(self, output_emitter, self._text(), self._conn_options.timeout)
-        output_emitter.flush()
 
     async def _text(self) -> AsyncGenerator[str, None]:
         yield self.input_text
