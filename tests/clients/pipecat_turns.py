@@ -26,8 +26,7 @@ from pipecat.workers.runner import WorkerRunner
 from tests.clients.acting import HEARD_BEFORE_LEAVING, Failed, Open, Opening, Turn
 
 SAMPLE_RATE = 24_000
-LEAST = 0.05
-"""Seconds of audio that a turn has, if it has any."""
+NO_AUDIO = "completed with no audio"
 
 
 class _Ear(FrameProcessor):
@@ -68,6 +67,9 @@ class PipecatSpeaker:
 
     def __init__(self, service: Any, *, patient: bool) -> None:
         self._patient = patient
+        self._connected = asyncio.Event()
+        service.add_event_handler("on_connected", self._found)
+        service.add_event_handler("on_disconnected", self._lost)
         self._heard: asyncio.Queue[Frame] = asyncio.Queue()
         self._worker = PipelineWorker(
             Pipeline([_Source(self._heard), service, _Ear(self._heard)]),
@@ -77,6 +79,12 @@ class PipecatSpeaker:
         self._started = asyncio.Event()
         self._worker.add_event_handler("on_pipeline_started", self._begun)
         self._running: asyncio.Task[None] | None = None
+
+    async def _found(self, *_: Any) -> None:
+        self._connected.set()
+
+    async def _lost(self, *_: Any) -> None:
+        self._connected.clear()
 
     async def _begun(self, *_: Any) -> None:
         self._started.set()
@@ -89,7 +97,13 @@ class PipecatSpeaker:
         await self._started.wait()
 
     async def say(self, text: str) -> Turn:
-        """See `Speaker`."""
+        """See `Speaker`.
+
+        Who is patient waits until there is a connection: Pipecat looks for another one every few
+        seconds, and what is said meanwhile is lost.
+        """
+        if self._patient:
+            await self._connected.wait()
         return await self._turn(text, float("inf"))
 
     async def interrupt(self, text: str) -> Turn:
@@ -111,16 +125,22 @@ class PipecatSpeaker:
         for position, word in enumerate(text.split()):
             await self._worker.queue_frame(LLMTextFrame(f" {word}" if position else word))
         await self._worker.queue_frame(LLMFullResponseEndFrame())
-        pcm, words = b"", []
+        pcm, words, context = b"", [], None
         while len(pcm) < seconds * SAMPLE_RATE * 2:
             frame = await self._heard.get()
-            if isinstance(frame, ErrorFrame) and not self._patient:
+            if isinstance(frame, TTSStartedFrame):
+                context = frame.context_id
+            # A turn without audio is told of after its end, too late for who has left.
+            late = context is None and isinstance(frame, ErrorFrame) and NO_AUDIO in frame.error
+            if isinstance(frame, ErrorFrame) and not self._patient and not late:
                 raise Failed(type(frame).__name__, status=_status(frame.error))
+            if context is None or getattr(frame, "context_id", None) != context:
+                continue
             if isinstance(frame, TTSAudioRawFrame):
                 pcm += frame.audio
-            if isinstance(frame, TTSTextFrame):
-                words.append((frame.text, (frame.pts or 0) / 1e9))
-            if isinstance(frame, TTSStoppedFrame) and len(pcm) > LEAST * SAMPLE_RATE * 2:
+            if isinstance(frame, TTSTextFrame) and frame.pts is not None:
+                words.append((frame.text, frame.pts / 1e9))
+            if isinstance(frame, TTSStoppedFrame) and pcm:
                 break
         return Turn(pcm, SAMPLE_RATE, _from_zero(words))
 

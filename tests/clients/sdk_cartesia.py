@@ -1,9 +1,12 @@
-"""Cartesia's own SDK, whose socket reconnects when it has been closed."""
+"""Cartesia's own SDK.
+
+It has a way to connect again by itself, which gives back the connection that was closed.
+"""
 
 from typing import Any
 
 from cartesia import AsyncCartesia
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.clients.acting import HEARD_BEFORE_LEAVING, Failed, Opening, Turn, act
 
@@ -12,16 +15,21 @@ FORMAT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": SAMPLE_RAT
 
 
 class CartesiaSpeaker:
-    """One connection, a context a turn."""
+    """One connection, a context a turn; a new one if it was closed, and `patient` says so."""
 
     def __init__(self, server: Opening) -> None:
         self._client = AsyncCartesia(api_key=server.key, websocket_base_url=server.ws)
-        self._voice = server.voice
-        self._manager: Any = None
+        self._server = server
         self._connection: Any = None
 
     async def say(self, text: str) -> Turn:
         """See `Speaker`."""
+        try:
+            return await self._turn(text, float("inf"))
+        except ConnectionClosed as error:
+            if not self._server.patient:
+                raise Failed(type(error).__name__) from error
+        self._connection = None
         return await self._turn(text, float("inf"))
 
     async def interrupt(self, text: str) -> Turn:
@@ -37,8 +45,7 @@ class CartesiaSpeaker:
     async def _turn(self, text: str, seconds: float) -> Turn:
         try:
             if self._connection is None:
-                self._manager = self._client.tts.websocket_connect()
-                self._connection = await self._manager.enter()
+                self._connection = await self._client.tts.websocket_connect().enter()
             return await self._spoken(text, seconds)
         except InvalidStatus as error:
             raise Failed(type(error).__name__, status=error.response.status_code) from error
@@ -46,7 +53,7 @@ class CartesiaSpeaker:
     async def _spoken(self, text: str, seconds: float) -> Turn:
         context = self._connection.context(
             model_id="sonic-3",
-            voice={"mode": "id", "id": self._voice},
+            voice={"mode": "id", "id": self._server.voice},
             output_format=FORMAT,
             add_timestamps=True,
         )

@@ -61,15 +61,17 @@ class DeepgramSpeaker:
         for word in text.split():
             await self._connection.send_text(SpeakV1Text(text=f"{word} "))
         await self._connection.send_flush()
-        pcm = b""
+        pcm, failure = b"", ""
         while len(pcm) < seconds * SAMPLE_RATE * 2:
             event = await self._connection.recv()
             if isinstance(event, bytes):
                 pcm += event
             elif event.type == "Flushed":
                 break
-            elif event.type not in ("Metadata", "Warning"):
-                raise Failed(event.type)
+            elif event.type == "Error":  # the flush is answered all the same
+                failure = event.err_code
+        if failure:
+            raise Failed(failure)
         return Turn(pcm, SAMPLE_RATE)
 
 
