@@ -21,6 +21,7 @@ from pipecat.frames.frames import (
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.utils.errors import ErrorCategory
 from pipecat.workers.runner import WorkerRunner
 
 from tests.clients.acting import HEARD_BEFORE_LEAVING, Failed, Open, Opening, Turn
@@ -133,7 +134,7 @@ class PipecatSpeaker:
             # A turn without audio is told of after its end, too late for who has left.
             late = context is None and isinstance(frame, ErrorFrame) and NO_AUDIO in frame.error
             if isinstance(frame, ErrorFrame) and not self._patient and not late:
-                raise Failed(type(frame).__name__, status=_status(frame.error))
+                raise _failed(frame)
             if context is None or getattr(frame, "context_id", None) != context:
                 continue
             if isinstance(frame, TTSAudioRawFrame):
@@ -148,6 +149,15 @@ class PipecatSpeaker:
 def _from_zero(words: list[tuple[str, float]]) -> list[tuple[str, float]]:
     """Times from the first word on; Pipecat has them from when the pipeline began."""
     return [(word, round(at - words[0][1], 3)) for word, at in words]
+
+
+def _failed(error: ErrorFrame) -> Failed:
+    category = error.category or ErrorCategory.UNKNOWN
+    return Failed(
+        f"ErrorFrame({category.name})",
+        status=_status(error.error),
+        retryable=not category.is_permanent,
+    )
 
 
 def _status(error: str) -> int | None:

@@ -1,23 +1,24 @@
-"""Other people's clients, and what each is found to do with our server.
+"""What a client is found to do with our server. `tests/clients_list.py` has the clients.
 
-Rule: `CLIENTS` is the list; a client is one line of it and one program in `tests/clients`. What was found
-is kept in `tests/clients/found.json`, from which `docs/clients.md` has its table. It is written by
+Rule: the same is tried with each, and nothing here knows any. To find out again, and to write the record
+and the table in `docs/clients.md`:
 
     python -m tests.slow.clients [NAME …]
 """
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 from orpheus_ws.engine.pocket import VOICE as POCKET
+from tests.clients_list import BY_NAME, Client, Findings, record, recorded
 from tests.slow.actors import PING_SECONDS, SIMULATED, VOICE, Actor, Answer, free_port, serving
-from tests.slow.environments import ROOT, version_of
+from tests.slow.environments import version_of
 from tests.voice.recogniser import Recogniser, matched, words_of
-
-FOUND: Final = ROOT / "tests" / "clients" / "found.json"
 
 TEXT: Final = (
     "The next train to the city leaves in twenty minutes. "
@@ -30,109 +31,8 @@ SHORT: Final = "Hello there."
 HEARD: Final = 0.8
 """Of the words of `TEXT`; the recogniser gets no more than that from some voices."""
 UNANSWERED_PINGS: Final = 15
-
-
-class Client(NamedTuple):
-    """One client, speaking one protocol."""
-
-    name: str
-    environment: str
-    package: str
-    """Whose version is shown."""
-    program: tuple[str, ...]
-    """In `tests/clients`, with its arguments."""
-    shown: str
-    url: str
-    """What its user sets, in Markdown."""
-    key: bool = True
-    """Whether it can be told a key."""
-
-
-CLIENTS: Final = (
-    Client(
-        "livekit_own",
-        "livekit",
-        "livekit-agents",
-        ("livekit_own",),
-        "LiveKit Agents, `orpheus_ws.integrations.livekit.TTS`",
-        '`url="ws://HOST:8765/v1/tts"`',
-    ),
-    Client(
-        "pipecat_own",
-        "pipecat",
-        "pipecat-ai",
-        ("pipecat_own",),
-        "Pipecat, `orpheus_ws.integrations.pipecat.OrpheusTTSService`",
-        '`url="ws://HOST:8765/v1/tts"`',
-    ),
-    Client(
-        "livekit_baseten_orpheus",
-        "livekit",
-        "livekit-plugins-baseten",
-        ("livekit_baseten", "orpheus"),
-        'LiveKit Agents, `baseten.TTS(model="orpheus")`',
-        '`model_endpoint="ws://HOST:8765/v1/baseten/websocket"`',
-    ),
-    Client(
-        "livekit_baseten_qwen3",
-        "livekit",
-        "livekit-plugins-baseten",
-        ("livekit_baseten", "qwen3-tts"),
-        'LiveKit Agents, `baseten.TTS(model="qwen3-tts")`',
-        '`model_endpoint="ws://HOST:8765/v1/audio/speech/stream"`',
-    ),
-    Client(
-        "livekit_cartesia",
-        "livekit",
-        "livekit-plugins-cartesia",
-        ("livekit_cartesia",),
-        "LiveKit Agents, `cartesia.TTS()`",
-        '`base_url="http://HOST:8765"`',
-    ),
-    Client(
-        "livekit_deepgram",
-        "livekit",
-        "livekit-plugins-deepgram",
-        ("livekit_deepgram",),
-        "LiveKit Agents, `deepgram.TTS()`",
-        '`base_url="ws://HOST:8765/v1/speak"`',
-    ),
-    Client(
-        "pipecat_cartesia",
-        "pipecat",
-        "pipecat-ai",
-        ("pipecat_cartesia",),
-        "Pipecat, `CartesiaTTSService`",
-        '`url="ws://HOST:8765/tts/websocket"`',
-    ),
-    Client(
-        "pipecat_deepgram",
-        "pipecat",
-        "pipecat-ai",
-        ("pipecat_deepgram",),
-        "Pipecat, `DeepgramTTSService`",
-        '`base_url="ws://HOST:8765"`',
-    ),
-    Client(
-        "sdk_cartesia",
-        "sdks",
-        "cartesia",
-        ("sdk_cartesia",),
-        "Cartesia's SDK, `tts.websocket_connect()`",
-        '`websocket_base_url="ws://HOST:8765"`',
-    ),
-    Client(
-        "sdk_deepgram",
-        "sdks",
-        "deepgram-sdk",
-        ("sdk_deepgram",),
-        "Deepgram's SDK, `speak.v1.connect()`",
-        '`DeepgramClientEnvironment(production="ws://HOST:8765", …)`',
-    ),
-)
-BY_NAME: Final = {client.name: client for client in CLIENTS}
-
-Findings = dict[str, Any]
+AT_ONCE: Final = 3
+"""Clients. They mostly wait for speech, which the server sends little faster than it is heard."""
 
 
 def find_out(client: Client) -> Findings:
@@ -229,20 +129,22 @@ def _told(answer: Answer) -> str:
     return f"{answer.error}{status}{again}"
 
 
-def recorded() -> dict[str, Findings]:
-    """What was found before."""
-    found: dict[str, Findings] = json.loads(FOUND.read_text(encoding="utf-8"))
-    return found
+@contextlib.contextmanager
+def finding_out(clients: Iterable[Client]) -> Iterator[Mapping[str, Future[Findings]]]:
+    """What is found of each, by name, as it becomes known. Leaving early leaves the rest out."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {client.name: pool.submit(find_out, client) for client in clients}
+        pool.shutdown(cancel_futures=True)
 
 
 def main() -> None:
     """Find out and write it down, for all or for those that are named."""
-    found = recorded() if FOUND.exists() else {}
-    for name in sys.argv[1:] or BY_NAME:
-        found[name] = find_out(BY_NAME[name])
-        sys.stdout.write(f"{name} {json.dumps(found[name], indent=1)}\n")
-    ordered = {client.name: found[client.name] for client in CLIENTS if client.name in found}
-    FOUND.write_text(json.dumps(ordered, indent=2) + "\n", encoding="utf-8")
+    found = recorded()
+    with finding_out(BY_NAME[name] for name in sys.argv[1:] or BY_NAME) as findings:
+        for name, future in findings.items():
+            found[name] = future.result()
+            sys.stdout.write(f"{name} {json.dumps(found[name], indent=1)}\n")
+            record(found)
 
 
 if __name__ == "__main__":

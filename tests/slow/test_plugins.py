@@ -5,15 +5,18 @@ with the same text are equally long.
 """
 
 import json
+import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.clients_list import BY_NAME, PAGE
 from tests.slow.actors import SIMULATED, Actor, Served, serving
-from tests.slow.clients import BY_NAME
 from tests.slow.environments import ROOT, python_of
 
 pytestmark = pytest.mark.slow
@@ -23,6 +26,8 @@ STALLS = (
     f"engine.options.fault_requests={','.join(map(str, range(1, 20)))}",
 )
 """All but the server's own test word."""
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+PAGE_URL = "ws://127.0.0.1:8765/v1/tts"
 LONGEST_FRAME = 0.25
 MARK = 0.011
 """LiveKit ends a turn with 10 ms of silence if it has nothing else left to call the last frame."""
@@ -133,6 +138,27 @@ def test_pipecat(servers: tuple[Served, Served]) -> None:
     assert not seen["wrong_rate"]["usable"]
     assert set(seen["nobody"]["errors"]) == {"connectivity", "unknown"}
     assert seen["nobody"]["usable"]
+
+
+@pytest.mark.parametrize("environment", ["livekit", "pipecat"])
+def test_the_examples(environment: str, servers: tuple[Served, Served], tmp_path: Path) -> None:
+    """The example of the clients' page speaks a context to its end, and says nothing of errors."""
+    served, _ = servers
+    done = served.metric("orpheus_contexts_total", outcome="done")
+    (example,) = (text for text in EXAMPLES if "integrations" in text and environment in text)
+    program = tmp_path / "example.py"
+    program.write_text(example.replace(PAGE_URL, served.announced["url"]))
+    said = subprocess.run(
+        [python_of(environment), program],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "LOGURU_LEVEL": "WARNING"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "rror" not in said.stdout
+    assert served.metric("orpheus_contexts_total", outcome="done") == done + 1
 
 
 def until_nothing_is_left(served: Served) -> None:
