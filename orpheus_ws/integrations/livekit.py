@@ -16,6 +16,7 @@ from typing import Final
 from orpheus_ws.client import (
     Audio,
     Client,
+    Done,
     Sampling,
     Segmentation,
     SpeakOptions,
@@ -147,6 +148,9 @@ class TTS(tts.TTS):
                             emitter.push(event.pcm)
                         elif isinstance(event, Words):
                             emitter.push_timed_transcript(_timed(event))
+                        elif isinstance(event, Done) and not event.audio_ms:
+                            # LiveKit takes no audio for a failure, but an emoji has no sound.
+                            emitter.push(bytes(2 * self.sample_rate // 100))
         except TimeoutError as error:
             raise APITimeoutError from error
         except ClientError as error:

@@ -17,6 +17,7 @@ from orpheus_ws.client import (
     PATIENCE_SECONDS,
     Audio,
     Cancelled,
+    Done,
     Sampling,
     Segmentation,
     ServerMessage,
@@ -99,6 +100,7 @@ class OrpheusTTSService(TTSService):
         self._client = make_client(url, api_key=api_key, patience=patience)
         self._sampling = sampling
         self._segment = segment or (None if self._is_streaming_tokens else AT_ONCE)
+        self._connecting: asyncio.Task[None] | None = None
         self._speeches: dict[str, _Speech] = {}
         self._player = _Player()
 
@@ -114,7 +116,7 @@ class OrpheusTTSService(TTSService):
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Begin to connect; the pipeline starts meanwhile."""
         await super().setup(setup)
-        self.create_task(self._connect())
+        self._connecting = self.create_task(self._connect())
 
     async def stop(self, frame: EndFrame) -> None:
         """Let what is being spoken be heard, then close the socket."""
@@ -182,9 +184,11 @@ class OrpheusTTSService(TTSService):
             await self._call_event_handler("on_connected")
 
     async def _close(self) -> None:
-        for speech in list(self._speeches.values()):
-            if speech.task is not None:
-                await self.cancel_task(speech.task)
+        speaking = [speech.task for speech in self._speeches.values()]
+        for task in (self._connecting, *speaking):
+            if task is not None:
+                await self.cancel_task(task)
+        self._connecting = None
         self._speeches.clear()
         await self._client.close()
 
@@ -232,11 +236,17 @@ class OrpheusTTSService(TTSService):
         """To the audio context, which plays audio and words in order."""
         if isinstance(event, Audio):
             speech.heard = True
-            frame = TTSAudioRawFrame(event.pcm, self.sample_rate, 1, context_id=context_id)
-            await self.append_to_audio_context(context_id, frame)
+            await self._play(context_id, event.pcm)
+        elif isinstance(event, Done) and not event.audio_ms:
+            # Pipecat takes a turn without audio for a failure, but an emoji has no sound.
+            await self._play(context_id, bytes(2 * self.sample_rate // 100))
         elif isinstance(event, Words):
             times = [(word.text, word.start_ms / 1000) for word in event.words]
             await self.add_word_timestamps(times, context_id)
+
+    async def _play(self, context_id: str, pcm: bytes) -> None:
+        frame = TTSAudioRawFrame(pcm, self.sample_rate, 1, context_id=context_id)
+        await self.append_to_audio_context(context_id, frame)
 
     async def _report(self, error: ClientError) -> None:
         """As Pipecat has it: some of what fails makes a service unusable."""

@@ -87,6 +87,8 @@ async def watch(url: str, stalling: str) -> dict[str, Any]:
         ("after_leaving", usual.stream(words)),
         ("empty", usual.stream(())),
         ("blank", usual.stream((" ", "\n"))),
+        ("silent_stream", usual.stream(("🙂", "!"))),
+        ("silent_whole", usual.whole("🙂")),
         ("whole", usual.whole(TEXT)),
     ):
         seen[name] = await turn
@@ -100,10 +102,10 @@ async def watch(url: str, stalling: str) -> dict[str, Any]:
     seen["stalling"] = await stalled.stream(words, conn_options=HASTY)
     seen["stalling_whole"] = await stalled.whole(TEXT, conn_options=HASTY)
     await stalled.tts.aclose()
-    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as silent:
-        port = silent.sockets[0].getsockname()[1]
+    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as mute:
+        port = mute.sockets[0].getsockname()[1]
         deaf = Watched(f"ws://127.0.0.1:{port}/v1/tts")
-        seen["silent"] = await deaf.stream(words, conn_options=HASTY)
+        seen["no_server"] = await deaf.stream(words, conn_options=HASTY)
         await deaf.tts.aclose()
     return seen
 

@@ -90,6 +90,7 @@ async def watch(url: str, stalling: str) -> dict[str, Any]:
         "two": await run(url, [*turn(), voice, *turn()]),
         "spoken": await run(url, [TTSSpeakFrame(TEXT)]),
         "empty": await run(url, turn("")),
+        "silent": await run(url, turn("🙂")),
         "telephone": await run(url, turn(), rate=8000),
         "interrupted": await run(url, cut),
         "wrong_rate": await run(url, turn(), rate=11_025),

@@ -90,11 +90,14 @@ def test_livekit(servers: tuple[Served, Served]) -> None:
     assert times[-1] <= seen["first"]["seconds"] + 0.001
     for name in ("empty", "blank"):
         assert not any(seen[name].values())
+    for name in ("silent_stream", "silent_whole"):
+        keeps_the_rules(seen[name])
+        assert seen[name]["seconds"] == pytest.approx(0.01)
     assert seen["at_once"]["whole"] == pytest.approx(seen["at_once"]["stream"], abs=MARK)
     assert seen["telephone"]["rates"] == [8000]
     # A listener has heard something, so LiveKit does not begin anew; of a whole text it does.
     assert (seen["stalling"]["raised"], seen["stalling"]["errors"]) == ("APITimeoutError", [False])
-    for name in ("stalling_whole", "silent"):
+    for name in ("stalling_whole", "no_server"):
         assert seen[name]["raised"] == "APITimeoutError"
         assert seen[name]["errors"] == [True, True, True, False]
     until_nothing_is_left(served)
@@ -129,7 +132,8 @@ def test_pipecat(servers: tuple[Served, Served]) -> None:
         assert [frames.count(f"TTS{end}Frame") for end in ("Started", "Stopped")] == [1, 1]
     assert seen["telephone"]["rates"] == [8000]
     assert seen["empty"]["seconds"] == {}
-    assert seen["empty"]["errors"] == []
+    assert seen["silent"]["seconds"] == {"0": pytest.approx(0.01)}
+    assert seen["empty"]["errors"] == seen["silent"]["errors"] == []
     ((spoken, remaining),) = seen["interrupted"]["interrupted"]
     assert f"{spoken} {remaining}".strip().startswith(text)
     assert seen["interrupted"]["seconds"]["1"] == length
