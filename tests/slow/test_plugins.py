@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.clients_list import BY_NAME, PAGE
-from tests.slow.actors import SIMULATED, Actor, Served, serving
+from tests.slow.actors import SIMULATED, Actor, Served, free_port, serving
 from tests.slow.environments import ROOT, python_of
 
 pytestmark = pytest.mark.slow
@@ -31,6 +31,9 @@ PAGE_URL = "ws://127.0.0.1:8765/v1/tts"
 LONGEST_FRAME = 0.25
 MARK = 0.011
 """LiveKit ends a turn with 10 ms of silence if it has nothing else left to call the last frame."""
+SLOW = "engine.options.step_seconds=0.5"
+"""Nothing is heard for seconds."""
+SHORT = "It was cold."
 LISTENED = ("livekit_own", "pipecat_own", "livekit_baseten_qwen3", "pipecat_cartesia")
 BARGE_INS = 10
 ANSWER = "The quick brown fox jumps over the lazy dog, and a bright cold day in April it was."
@@ -170,6 +173,23 @@ def until_nothing_is_left(served: Served) -> None:
     kept = ("live_contexts", "slots_taken", "contexts_awaiting_turn", "codec_streams")
     while any(served.metric(f"orpheus_{name}") for name in kept):
         pass
+
+
+@pytest.mark.parametrize("name", ["livekit_own", "pipecat_own"])
+def test_a_server_that_dies_before_it_spoke(name: str) -> None:
+    """What nobody has heard yet is spoken, once, by the server that comes in its place."""
+    client, port = BY_NAME[name], free_port()
+    with Actor(client.environment, *client.program) as actor, ThreadPoolExecutor(1) as pool:
+        with serving(*SIMULATED, "--set", SLOW, port=port) as dying:
+            actor.open(dying, patient=True)
+            answer = pool.submit(actor.say, SHORT)
+            while not dying.metric("orpheus_live_contexts"):
+                pass
+            assert not dying.metric("orpheus_audio_seconds_total")
+        with serving(*SIMULATED, port=port) as served:
+            assert answer.result().error is None
+            assert answer.result().seconds == pytest.approx(actor.say(SHORT).seconds, abs=MARK)
+            assert served.metric("orpheus_contexts_total", outcome="done") == 2
 
 
 def converse(name: str) -> tuple[list[float], dict[str, int], int]:
