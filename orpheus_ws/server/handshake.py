@@ -28,6 +28,7 @@ from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import Connection
 from orpheus_ws.server.health import Health
 from orpheus_ws.surfaces import Opening, Routes, Surface, Translator, our_refusal
+from orpheus_ws.surfaces.native import PATH
 
 JSON_TYPE: Final = "application/json"
 
@@ -131,8 +132,8 @@ class Handshake:
             return _json(connection, 200, self._room())
         found = self._routes.find(path)
         if found is None:
-            routes = " ".join(self._routes.paths)
-            return self._refuse(connection, 404, "path", f"open a WebSocket at one of {routes}")
+            advice = f"there is {PATH} here; docs/surfaces.md has the paths of other protocols"
+            return self._refuse(connection, 404, "path", advice)
         assert isinstance(connection, AdmittedConnection)
         connection.surface, connection.parameters = found
         if not auth.allows_origin(self._access, request.headers):

@@ -114,11 +114,6 @@ class Routes:
         """Names of the surfaces, each once."""
         return list(dict.fromkeys(surface.name for _, surface in self._routes))
 
-    @property
-    def paths(self) -> list[str]:
-        """All routes."""
-        return ["/".join(parts) for parts, _ in self._routes]
-
     def find(self, path: str) -> tuple[Surface, dict[str, str]] | None:
         """The surface at a path without its query, and the parameters in it; None: there is none."""
         asked = path.split("/")

@@ -8,6 +8,7 @@ import base64
 import contextlib
 import json
 import math
+import os
 import signal
 import socket
 import subprocess
@@ -143,6 +144,8 @@ class Actor:
         self._process = subprocess.Popen(
             [python_of(environment), "-m", f"tests.clients.{command[0]}", *command[1:]],
             cwd=ROOT,
+            # Pipecat tells everything it does.
+            env=os.environ | {"LOGURU_LEVEL": "WARNING"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

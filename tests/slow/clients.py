@@ -50,6 +50,22 @@ class Client(NamedTuple):
 
 CLIENTS: Final = (
     Client(
+        "livekit_own",
+        "livekit",
+        "livekit-agents",
+        ("livekit_own",),
+        "LiveKit Agents, `orpheus_ws.integrations.livekit.TTS`",
+        '`url="ws://HOST:8765/v1/tts"`',
+    ),
+    Client(
+        "pipecat_own",
+        "pipecat",
+        "pipecat-ai",
+        ("pipecat_own",),
+        "Pipecat, `orpheus_ws.integrations.pipecat.OrpheusTTSService`",
+        '`url="ws://HOST:8765/v1/tts"`',
+    ),
+    Client(
         "livekit_baseten_orpheus",
         "livekit",
         "livekit-plugins-baseten",
