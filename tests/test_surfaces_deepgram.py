@@ -89,7 +89,10 @@ def test_a_flush_ends_a_context() -> None:
 def test_every_flush_is_answered_in_order() -> None:
     """Also those with nothing to say, which wait for what was said before."""
     translated = translator()
-    messages = receive(translated, FLUSH, speak(""), speak("Hi."), FLUSH, FLUSH)
+    messages = receive(translated, FLUSH, speak(""), FLUSH, speak("Hi."), FLUSH)
+    assert [message for message in messages if isinstance(message, m.Open)] == [
+        opened(context) for context in "123"
+    ]
     assert [message for message in messages if isinstance(message, m.End)] == [
         m.End(context=context) for context in "123"
     ]

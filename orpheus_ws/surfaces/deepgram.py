@@ -60,9 +60,11 @@ class _Speech:
     def receive(self, frame: str | bytes) -> Sequence[m.ClientMessage]:
         """See `Translator`."""
         match _decode(frame):
+            case _Speak(text=""):
+                return ()
             case _Speak(text=text):
                 opened = () if self._writing else (self._open(),)
-                return (*opened, m.Text(context=self._context, text=text)) if text else ()
+                return (*opened, m.Text(context=self._context, text=text))
             case _Flush():
                 opened = () if self._writing else (self._open(),)
                 context, self._writing = self._context, None
