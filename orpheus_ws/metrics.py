@@ -192,7 +192,7 @@ class Metrics:
         )
         self.handshakes_refused = counter(
             "handshakes_refused",
-            "Upgrades refused: full, draining, dead, auth, origin, path, request, handshake",
+            "Upgrades and requests refused: full, draining, dead, auth, origin, path, request, handshake",
             "reason",
         )
         self.socket_closes = counter(
@@ -205,8 +205,8 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
 
-        self.sockets = gauge("sockets", "Open sockets")
-        self.sockets_admitted = gauge("sockets_admitted", "Sockets admitted at most")
+        self.sockets = gauge("sockets", "Open sockets and requests that are being answered")
+        self.sockets_admitted = gauge("sockets_admitted", "Sockets and requests admitted at most")
         self.capacity = gauge("capacity", "Streams spoken at once at most: slots of the engine")
         self._capacity_source = gauge(
             "capacity_source",

@@ -20,7 +20,7 @@ SIMULATED = settings("engine.name=simulated", "codec.name=simulated")
 FREE_PORTS = settings("server.port=0", "server.metrics_port=0")
 CHECKS = [
     "python", "processors", "event_loop", "socket_options",
-    "packages", "extra_codec", "extra_pocket", "extra_bench",
+    "packages", "extra_codec", "extra_pocket", "extra_http", "extra_bench",
     "torch", "gpu", "mps",
     "configuration", "engine", "codec", "open_files", "access", "port", "metrics_port",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ DISTRIBUTION: Final = "orpheus-ws"
 EXTRAS: Final = {
     "codec": "SNAC",
     "pocket": "the embedded voice",
+    "http": "requests over HTTP",
     "bench": "the benchmarks",
     "torch": "Orpheus on PyTorch",
     "trtllm": "Orpheus on TensorRT-LLM",
@@ -43,6 +44,9 @@ def _base(declared: list[Requirement]) -> Check:
 def _extra(declared: list[Requirement], extra: str) -> Check:
     """Not to have an extra is no fault: whether the configuration needs it, the parts tell."""
     present, missing, wrong = _installed(_needed(declared, extra))
+    if not present and not missing and not wrong:
+        unknown = "unknown: orpheus-ws was installed before there was such an extra"
+        return Check(_name(extra), Status.ABSENT, unknown, "install it again")
     advice = f"for {EXTRAS[extra]}: {install_advice(extra)}"
     absent = Status.ABSENT if missing else Status.OK
     return Check(
