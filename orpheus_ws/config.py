@@ -81,6 +81,9 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     """Address or name to listen on."""
     port: Port = 8765
     """Port of the WebSocket and of the health checks; 0 takes a free one."""
+    http_port: Port | None = None
+    """Port of requests over HTTP, such as OpenAI's; 0 takes a free one. Unset: there are none. It
+    needs the extra `http`."""
     metrics_host: str = "127.0.0.1"
     """Address or name that serves `/metrics`."""
     metrics_port: Port = 9464
@@ -88,7 +91,7 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
     drain_seconds: Seconds = 30.0
     """How long open utterances may take to finish once the server is told to stop."""
     handshake_seconds: Seconds = 10.0
-    """How long a client may take to open a socket."""
+    """How long a client may take to open a socket, and to send the head and the body of a request."""
     ping_seconds: Seconds = 20.0
     """Time between pings. A missing pong closes nothing."""
     write_seconds: Seconds = 5.0
@@ -124,7 +127,7 @@ class LimitsConfig(_Section, frozen=True, kw_only=True):
     text_chars: Positive = 20_000
     """Characters of an utterance that wait to be spoken."""
     message_bytes: Annotated[int, Meta(ge=256)] = 65_536
-    """Length of one message."""
+    """Length of one message, or of the body of a request."""
     idle_seconds: Seconds = 900.0
     """A socket without an open utterance is closed after so long."""
     session_seconds: Seconds = 86_400.0

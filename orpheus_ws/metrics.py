@@ -152,7 +152,7 @@ class Metrics:
         )
         self.handshakes_refused = self._counter(
             "handshakes_refused",
-            f"Upgrades refused: {', '.join(_REFUSALS)}",
+            f"Upgrades and requests refused: {', '.join(_REFUSALS)}",
             reason=_REFUSALS,
         )
         self.socket_closes = self._counter(
@@ -165,8 +165,8 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
 
-        self.sockets = gauge("sockets", "Open sockets")
-        self.sockets_admitted = gauge("sockets_admitted", "Sockets admitted at most")
+        self.sockets = gauge("sockets", "Open sockets and requests that are being answered")
+        self.sockets_admitted = gauge("sockets_admitted", "Sockets and requests admitted at most")
         self.capacity = gauge("capacity", "Streams spoken at once at most: slots of the engine")
         self._capacity_source = gauge(
             "capacity_source",

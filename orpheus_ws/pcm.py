@@ -5,6 +5,7 @@ samples becomes the whole number nearest to N × rate / 24 000 (they are thirds,
 and no bit of them depends on how the segment was cut into chunks.
 """
 
+import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -173,3 +174,15 @@ class Output:
         if self._resampler is not None:
             samples = self._resampler.resample(samples, last=last)
         return Chunk(self._encode(samples), len(samples))
+
+
+# Files -------------------------------------------------------------------------------------------
+
+STREAMED_WAV_HEADER: Final = struct.pack(
+    "<4sI4s4sIHHIIHH4sI",
+    b"RIFF", 0xFFFF_FFFF, b"WAVE",
+    b"fmt ", 16, 1, 1, SAMPLE_RATE, SAMPLE_RATE * 2, 2, 16,
+    b"data", 0xFFFF_FFFF,
+)  # fmt: skip
+"""Of `pcm_s16le` at 24 kHz. Its lengths say that the file ends where it ends: it is sent while it is
+spoken."""

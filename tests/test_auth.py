@@ -14,7 +14,7 @@ from websockets.datastructures import Headers
 from orpheus_ws.access_tokens import make_token
 from orpheus_ws.config import AuthConfig, load
 from orpheus_ws.errors import StartupError
-from orpheus_ws.server.auth import ANONYMOUS, check_exposure, identify
+from orpheus_ws.server.auth import ANONYMOUS, allows_origin, check_exposure, identify
 
 PATH = "/v1/tts"
 NOW = 1_800_000_000.0
@@ -286,3 +286,27 @@ def test_anonymous_does_not_open_what_has_keys() -> None:
     auth = AuthConfig(keys={"web": "s3cret"}, anonymous=True)
     assert identify(auth, Headers(), PATH, NOW) is None
     assert by_header("X-API-Key", "s3cret", auth) == "web"
+
+
+@pytest.mark.parametrize(
+    ("sent", "allowed"),
+    [
+        ([], True),
+        (["http://app"], True),
+        (["http://evil"], False),
+        (["http://app", "http://evil"], False),
+        (["http://evil", "http://app"], False),
+        (["http://app", "http://app"], True),
+    ],
+)
+@pytest.mark.parametrize("listed", [("http://app",), ()])
+def test_origins(listed: tuple[str, ...], sent: list[str], allowed: bool) -> None:
+    """Every one of them must be listed, or be the host's own if there is no list and no key."""
+    headers = Headers([("Host", "app"), *(("Origin", origin) for origin in sent)])
+    assert allows_origin(AuthConfig(origins=listed), headers) is allowed
+
+
+def test_two_hosts() -> None:
+    """Who names two hosts is no page of either."""
+    headers = Headers([("Host", "app"), ("Host", "evil"), ("Origin", "http://evil")])
+    assert not allows_origin(AuthConfig(), headers)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from orpheus_ws import messages as m
-from orpheus_ws.client import Client, connect
+from orpheus_ws.client import Client, connect, make_client
 from orpheus_ws.client.connection import open_connection
 from orpheus_ws.errors import ClientError, Disconnected, Refused, Unreachable
 from orpheus_ws.server import Server
@@ -42,6 +42,21 @@ async def serving(port: int) -> tuple[asyncio.subprocess.Process, str]:
     )
     assert process.stdout is not None
     return process, json.loads(await process.stdout.readline())["url"]
+
+
+async def test_a_client_without_a_socket() -> None:
+    """One that was made and not connected opens nothing before it speaks, and then keeps its socket."""
+    async with server() as started:
+        client = make_client(started.address.url)
+        try:
+            assert (client.connected, started.admission.active) == (False, 0)
+            assert await speaks(client)
+            assert await speaks(client)
+            assert (client.connected, started.admission.active) == (True, 1)
+            await started.drain()
+            await turns_until(lambda: not client.connected)
+        finally:
+            await client.close()
 
 
 # Servers that come back ---------------------------------------------------------------------------

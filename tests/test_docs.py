@@ -277,7 +277,8 @@ async def test_the_readme_examples() -> None:
 async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples of the clients' page do what the page says."""
     monkeypatch.chdir(tmp_path)
-    turns, telephone, barge_in, script, tokens = examples(CLIENTS)
+    # The last two need frameworks: `tests/slow/test_plugins.py` runs them.
+    turns, telephone, barge_in, script, tokens, _, _ = examples(CLIENTS)
     async with harness.server() as started:
         lines = await output_of(turns, started.address.url)
         assert lines[0].startswith("voices: tara, ")

@@ -20,7 +20,8 @@ SIMULATED = settings("engine.name=simulated", "codec.name=simulated")
 FREE_PORTS = settings("server.port=0", "server.metrics_port=0")
 CHECKS = [
     "python", "processors", "event_loop", "socket_options",
-    "packages", "extra_codec", "extra_pocket", "extra_bench", "extra_torch", "extra_trtllm",
+    "packages", "extra_codec", "extra_pocket", "extra_http", "extra_bench",
+    "extra_torch", "extra_trtllm",
     "extra_otel",
     "torch", "gpu", "mps",
     "configuration", "engine", "codec", "open_files", "access", "port", "metrics_port",

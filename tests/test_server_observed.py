@@ -172,7 +172,7 @@ async def test_logs_say_whose_it_was(caplog: pytest.LogCaptureFixture) -> None:
     lines = [json.loads(Formatter().format(record)) for record in caplog.records]
     (ended,) = [line for line in lines if line["event"] == "context ended"]
     assert (ended["session"], ended["key"]) == (ready["session"], "alice")
-    refused = [line for line in lines if line["event"] == "handshake refused"]
+    refused = [line for line in lines if line["event"] == "refused"]
     assert [(line["reason"], line["key"]) for line in refused] == [
         ("full", "alice"),
         ("auth", None),

@@ -123,12 +123,12 @@ async def test_a_surface_refuses_in_its_own_words() -> None:
 
 
 async def test_unknown_paths_and_unneeded_subprotocols() -> None:
-    """A 404 names the paths there are; who offers a subprotocol where none is spoken gets in."""
+    """A 404 says where to look; who offers a subprotocol where none is spoken gets in."""
     async with server() as started:
         with pytest.raises(InvalidStatus) as refusal:
             await connect(url(started, "/v1/nothing"))
         assert refusal.value.response.status_code == 404
-        assert "/v1/audio/speech/stream" in json.loads(refusal.value.response.body)["message"]
+        assert "docs/surfaces.md" in json.loads(refusal.value.response.body)["message"]
         offering = connect(
             url(started, "/v1/audio/speech/stream"), subprotocols=[Subprotocol("tts.v1.json")]
         )

@@ -32,7 +32,7 @@ from orpheus_ws.engine import EngineStatistics, Prompt
 from orpheus_ws.engine.simulated import SimulatedEngine
 from orpheus_ws.pcm import Chunk, Output, Samples
 from orpheus_ws.server import Server, running
-from orpheus_ws.server.handshake import tune
+from orpheus_ws.server.tcp import tune
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.tokens import CODES_PER_FRAME, FRAME_SECONDS, SAMPLES_PER_FRAME, Frame
 from orpheus_ws.trace import Trace, clock
@@ -91,7 +91,7 @@ async def _floor(setup: Setup, pipe: Connection) -> None:
     step = 0
 
     async def greet(socket: ServerConnection) -> None:
-        tune(socket)
+        tune(socket.transport)
         limits = m.Limits(
             contexts=1, text_chars=1, message_bytes=1, idle_seconds=1, session_seconds=1
         )

@@ -24,6 +24,9 @@ from orpheus_ws.errors import OrpheusError
 )
 @click.option("--host", help="Address to listen on.  [server.host]")
 @click.option("--port", help="Port; 0 takes a free one.  [server.port]")
+@click.option(
+    "--http-port", help="Port of requests over HTTP, such as OpenAI's.  [server.http_port]"
+)
 @click.option("--metrics-port", help="Port of /metrics.  [server.metrics_port]")
 @click.option(
     "--engine", help="pocket, torch, trtllm, simulated, or a dotted module.  [engine.name]"
@@ -50,6 +53,7 @@ def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None)
     keys = {
         "host": "server.host",
         "port": "server.port",
+        "http_port": "server.http_port",
         "metrics_port": "server.metrics_port",
         "engine": "engine.name",
         "model": "engine.options.model",
@@ -78,7 +82,8 @@ async def _serve(config: configuration.Config) -> Exit:
     async with running(config) as server:
         address = server.address
         metrics = f"http://{config.server.metrics_host}:{address.metrics_port}/metrics"
-        click.echo(json.dumps({"url": address.url, "metrics": metrics}))
+        http = {} if address.http_url is None else {"http": address.http_url}
+        click.echo(json.dumps({"url": address.url, **http, "metrics": metrics}))
         _notify("READY=1")
         # What exists by now stays; the collector need not go through it in the middle of speech.
         gc.freeze()

@@ -10,14 +10,15 @@ without an event loop.
 """
 
 from orpheus_ws.access_tokens import make_token
-from orpheus_ws.client.backoff import Backoff
+from orpheus_ws.client.backoff import PATIENCE_SECONDS, Backoff
 from orpheus_ws.client.blocking import BlockingClient, BlockingUtterance, connect_sync
-from orpheus_ws.client.lasting import Client, SpeakOptions, connect
+from orpheus_ws.client.lasting import Client, SpeakOptions, connect, make_client
 from orpheus_ws.client.text import SpokenText
 from orpheus_ws.client.utterance import Utterance
-from orpheus_ws.messages import Audio, Cancelled, Done, Sampling, Segmentation
+from orpheus_ws.messages import Audio, Cancelled, Done, Sampling, Segmentation, ServerMessage, Words
 
 __all__ = [
+    "PATIENCE_SECONDS",
     "Audio",
     "Backoff",
     "BlockingClient",
@@ -27,10 +28,13 @@ __all__ = [
     "Done",
     "Sampling",
     "Segmentation",
+    "ServerMessage",
     "SpeakOptions",
     "SpokenText",
     "Utterance",
+    "Words",
     "connect",
     "connect_sync",
+    "make_client",
     "make_token",
 ]

@@ -57,11 +57,9 @@ async def connect(
     `ClientError` when what answers does not speak the protocol. One attempt may take
     `open_timeout` seconds, the last one too. `patience=0` tries once.
     """
-
-    def attempt() -> Coroutine[Any, Any, Connection]:
-        return open_connection(url, api_key=api_key, open_timeout=open_timeout)
-
-    client = Client(lambda: backoff.retry(attempt, patience))
+    client = make_client(
+        url, api_key=api_key, patience=patience, open_timeout=open_timeout, backoff=backoff
+    )
     try:
         await client.connection()
         yield client
@@ -69,8 +67,24 @@ async def connect(
         await client.close()
 
 
+def make_client(
+    url: str,
+    *,
+    api_key: str | None = None,
+    patience: float = PATIENCE_SECONDS,
+    open_timeout: float = OPEN_SECONDS,
+    backoff: Backoff = DEFAULT_BACKOFF,
+) -> "Client":
+    """The client of `connect` without a socket: the first utterance opens one, `close` ends it."""
+
+    def attempt() -> Coroutine[Any, Any, Connection]:
+        return open_connection(url, api_key=api_key, open_timeout=open_timeout)
+
+    return Client(lambda: backoff.retry(attempt, patience))
+
+
 class Client:
-    """Speaks, on one socket at a time. Get one from `connect`. Not for several threads.
+    """Speaks, on one socket at a time. Get one from `connect` or `make_client`. Not for several threads.
 
     Utterances are spoken one after the other in the order they start.
     """
@@ -88,6 +102,11 @@ class Client:
         """What the server offered last: voices, encodings, limits."""
         assert self._connection is not None
         return self._connection.ready
+
+    @property
+    def connected(self) -> bool:
+        """Whether the next utterance finds an open socket."""
+        return self._connection is not None and self._connection.usable
 
     def speak(self, text: SpokenText, **options: Unpack[SpeakOptions]) -> Utterance:
         """Prepare to speak `text`, whole or as it is written.

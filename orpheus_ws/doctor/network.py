@@ -4,11 +4,11 @@ import contextlib
 import socket
 from typing import Final
 
-from orpheus_ws.config import Config, ServerConfig
+from orpheus_ws.config import Config, ServerConfig, load_part
 from orpheus_ws.doctor.check import Check, Status
 from orpheus_ws.errors import StartupError
 from orpheus_ws.server import auth
-from orpheus_ws.server.handshake import UNSENT_LOW_WATER_BYTES, USER_TIMEOUT_MS
+from orpheus_ws.server.tcp import UNSENT_LOW_WATER_BYTES, USER_TIMEOUT_MS
 
 OPTIONS: Final = {
     "TCP_NOTSENT_LOWAT": (UNSENT_LOW_WATER_BYTES, "the kernel holds more audio of slow clients"),
@@ -55,14 +55,26 @@ def access(config: Config) -> Check:
 
 
 def ports(config: ServerConfig) -> list[Check]:
-    """Whether `serve` could listen where it is told to. Both ports are free again afterwards."""
+    """Whether `serve` could listen where it is told to. All ports are free again afterwards."""
     wanted = [
         ("port", config.host, config.port),
         ("metrics_port", config.metrics_host, config.metrics_port),
     ]
+    if config.http_port is not None:
+        wanted.append(("http_port", config.host, config.http_port))
     with contextlib.ExitStack() as stack:
-        # The first stays bound while the second is tried: they may be the same.
-        return [_port(stack, *place) for place in wanted]
+        # The first stays bound while the others are tried: they may be the same.
+        checks = [_port(stack, *place) for place in wanted]
+    return [_with_http(check) if check.name == "http_port" else check for check in checks]
+
+
+def _with_http(port: Check) -> Check:
+    """Of the port of HTTP, unless what would listen there is not installed."""
+    try:
+        load_part("orpheus_ws.server", "http", "HttpFront", extra="http")
+    except StartupError as error:
+        return Check(port.name, Status.PROBLEM, "nothing can listen there", str(error))
+    return port
 
 
 def _port(stack: contextlib.ExitStack, name: str, host: str, port: int) -> Check:

@@ -14,6 +14,7 @@ DISTRIBUTION: Final = "orpheus-ws"
 EXTRAS: Final = {
     "codec": "SNAC",
     "pocket": "the embedded voice",
+    "http": "requests over HTTP",
     "bench": "the benchmarks",
     "torch": "Orpheus on PyTorch",
     "trtllm": "Orpheus on TensorRT-LLM",

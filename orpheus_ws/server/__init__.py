@@ -26,22 +26,24 @@ from orpheus_ws import messages as m
 from orpheus_ws import pcm
 from orpheus_ws.capacity import Capacity
 from orpheus_ws.codec import weights_advice
-from orpheus_ws.config import Config, ServerConfig
+from orpheus_ws.config import Config, ServerConfig, load_part
 from orpheus_ws.context import Moved
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError, StartupError
 from orpheus_ws.metrics import Metrics
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.handshake import AdmittedConnection, Handshake, tune
+from orpheus_ws.server.entrance import Entrance
+from orpheus_ws.server.handshake import AdmittedConnection, Handshake
 from orpheus_ws.server.health import PROBE_SECONDS, Health
 from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.server.parts import Parts, open_parts
 from orpheus_ws.server.peer import Peer
+from orpheus_ws.server.tcp import tune
 from orpheus_ws.server.turns import Turns
 from orpheus_ws.server.websocket import CLOSE_SECONDS, WebSocketPeer
 from orpheus_ws.session import Session
-from orpheus_ws.surfaces import Routes, surfaces
+from orpheus_ws.surfaces import Routes, http_surfaces, surfaces
 from orpheus_ws.surfaces.native import PATH
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.trace import clock
@@ -65,12 +67,22 @@ class Address(NamedTuple):
     host: str
     port: int
     metrics_port: int
+    http_port: int | None = None
+    """None: there is no HTTP but the health checks."""
 
     @property
     def url(self) -> str:
         """What a client connects to."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"ws://{host}:{self.port}{PATH}"
+        return f"ws://{self._host}:{self.port}{PATH}"
+
+    @property
+    def http_url(self) -> str | None:
+        """Where requests go, without a path; None: nowhere."""
+        return None if self.http_port is None else f"http://{self._host}:{self.http_port}"
+
+    @property
+    def _host(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
 
 
 class Server:
@@ -91,6 +103,14 @@ class Server:
         )
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
+        self.entrance = Entrance(
+            server=config.server,
+            access=config.auth,
+            admission=self.admission,
+            health=self.health,
+            capacity=Capacity(engine.capacity, self.capacity.source),
+            metrics=metrics,
+        )
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
         self._connections: set[Connection] = set()
         self._outbox = Outbox()
@@ -114,7 +134,7 @@ class Server:
         assert isinstance(socket, AdmittedConnection)
         assert socket.surface is not None
         assert socket.translator is not None
-        tune(socket)
+        tune(socket.transport)
         peer = WebSocketPeer(
             socket,
             socket.surface.name,
@@ -270,7 +290,9 @@ async def running(config: Config) -> AsyncIterator[Server]:
         _log.warning(advice)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     routes = Routes(surfaces())
-    metrics = Metrics(CollectorRegistry(), surfaces=routes.names)
+    asked = () if config.server.http_port is None else http_surfaces()
+    names = [*routes.names, *(surface.name for surface in asked)]
+    metrics = Metrics(CollectorRegistry(), surfaces=names)
     async with contextlib.AsyncExitStack() as stack:
         tracer = await open_tracer(config.tracing)
         stack.push_async_callback(tracer.close)
@@ -284,7 +306,8 @@ async def running(config: Config) -> AsyncIterator[Server]:
             )
         metrics_port = _serve_metrics(config.server, metrics, stack)
         port = await _listen(server, stack)
-        server.address = Address(config.server.host, port, metrics_port)
+        http_port = await _listen_http(server, stack)
+        server.address = Address(config.server.host, port, metrics_port, http_port)
         yield server
 
 
@@ -338,16 +361,7 @@ async def _try_ports(config: ServerConfig) -> None:
 async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
     """Open the port; `stack` closes it and every socket."""
     config = server.config.server
-    handshake = Handshake(
-        server=config,
-        access=server.config.auth,
-        admission=server.admission,
-        health=server.health,
-        capacity=Capacity(server.engine.capacity, server.capacity.source),
-        metrics=server.metrics,
-        routes=server.routes,
-        voices=server.engine.voices,
-    )
+    handshake = Handshake(server.entrance, server.routes, server.engine.voices)
     with _binding(config.host, config.port, "server.port"):
         listener = await serve(
             server.serve_socket,
@@ -366,6 +380,23 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
         )
     stack.push_async_callback(_close, server, listener)
     return int(listener.sockets[0].getsockname()[1])
+
+
+async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int | None:
+    """Open the port of HTTP, if one is wanted; `stack` closes it and what is not answered yet."""
+    config = server.config.server
+    if config.http_port is None:
+        return None
+    front = load_part("orpheus_ws.server", "http", "HttpFront", extra="http")(
+        server.config,
+        server.entrance,
+        server.engine.voices,
+        lambda peer, key: server.serve(server.converse(peer, key)),
+    )
+    stack.push_async_callback(front.close)
+    with _binding(config.host, config.http_port, "server.http_port"):
+        port: int = await front.listen()
+    return port
 
 
 async def _close(server: Server, listener: Listener) -> None:

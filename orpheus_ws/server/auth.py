@@ -69,12 +69,11 @@ def allows_origin(auth: AuthConfig, headers: Headers) -> bool:
     With `origins` only those. Without, any page that knows a key; and without keys, only pages from
     this very host, or else every page a developer visits could speak through his machine.
     """
-    origin = headers.get("Origin")
-    if origin is None:
-        return True
+    # No browser sends two of them; whoever does is let in only if each would be.
+    origins = headers.get_all("Origin")
     if auth.origins or auth.keys:
-        return not auth.origins or origin in auth.origins
-    return origin.partition("://")[2] == headers.get("Host")
+        return not auth.origins or all(origin in auth.origins for origin in origins)
+    return all([origin.partition("://")[2]] == headers.get_all("Host") for origin in origins)
 
 
 def _presented(headers: Headers) -> list[str]:

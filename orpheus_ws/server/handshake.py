@@ -6,9 +6,6 @@ TCP connection is lost, whichever way that happens.
 """
 
 import http
-import logging
-import socket
-import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import parse_qsl
@@ -19,28 +16,17 @@ from websockets.exceptions import NegotiationError
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
-from orpheus_ws.capacity import Capacity
-from orpheus_ws.config import AuthConfig, ServerConfig
 from orpheus_ws.errors import OrpheusError
-from orpheus_ws.metrics import Metrics
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.health import Health
+from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
 from orpheus_ws.surfaces import Opening, Routes, Surface, Translator, our_refusal
+from orpheus_ws.surfaces.native import PATH
 from orpheus_ws.trace import clock
 
-JSON_TYPE: Final = "application/json"
-
-SEND_BUFFER_BYTES: Final = 65_536
-"""The default on loopback swallows over a minute of audio before a write blocks."""
-UNSENT_LOW_WATER_BYTES: Final = 16_384
 MAX_UNSENT_BYTES: Final = 1_048_576
 """What we send waits far below this; only answers to pings that nobody reads grow beyond."""
-USER_TIMEOUT_MS: Final = 60_000
-"""A peer that acknowledges nothing for this long is dead. Missing pongs never close a socket."""
-
-_log = logging.getLogger("orpheus_ws.server")
 
 
 class AdmittedConnection(ServerConnection):
@@ -99,57 +85,27 @@ class AdmittedConnection(ServerConnection):
 class Handshake:
     """The callbacks of `websockets.serve`."""
 
-    def __init__(
-        self,
-        *,
-        server: ServerConfig,
-        access: AuthConfig,
-        admission: Admission,
-        health: Health,
-        capacity: Capacity,
-        metrics: Metrics,
-        routes: Routes,
-        voices: tuple[str, ...],
-    ) -> None:
-        self._server = server
-        self._access = access
-        self._admission = admission
-        self._health = health
-        self._capacity = capacity
-        self._metrics = metrics
+    def __init__(self, entrance: Entrance, routes: Routes, voices: tuple[str, ...]) -> None:
+        self._entrance = entrance
         self._routes = routes
         self._voices = voices
 
     async def request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer plain HTTP, refuse strangers; None lets the upgrade go on."""
         path = request.path.partition("?")[0]
-        if path == "/healthz":
-            return _json(connection, 200, {"alive": True})
-        if path == "/readyz":
-            ready = await self._health.ready()
-            return _json(connection, 200 if ready else 503, {"ready": ready})
-        if path == "/capacity":
-            return _json(connection, 200, self._room())
+        page = await self._entrance.page(path)
+        if page is not None:
+            status, body = page
+            return _answer(connection, status, msgspec.json.encode(body) + b"\n")
         found = self._routes.find(path)
         if found is None:
-            routes = " ".join(self._routes.paths)
-            return self._refuse(connection, 404, "path", f"open a WebSocket at one of {routes}")
+            advice = f"there is {PATH} here; docs/surfaces.md has the paths of other protocols"
+            return self._refuse(connection, Refusal(404, "path", advice))
         assert isinstance(connection, AdmittedConnection)
         connection.surface, connection.parameters = found
-        if not auth.allows_origin(self._access, request.headers):
-            return self._refuse(
-                connection, 403, "origin", "pages of this origin are not listed in auth.origins"
-            )
-        name = auth.identify(self._access, request.headers, request.path, time.time())
-        if name is None:
-            response = self._refuse(
-                connection,
-                401,
-                "auth",
-                "send a valid key as 'Authorization: Bearer KEY', or a ?token= that has not expired",
-            )
-            response.headers["WWW-Authenticate"] = "Bearer"
-            return response
+        name = self._entrance.identify(request.headers, request.path)
+        if isinstance(name, Refusal):
+            return self._refuse(connection, name)
         connection.key = name
         return None
 
@@ -166,19 +122,12 @@ class Handshake:
         try:
             connection.translator = self._translator(connection, request)
         except OrpheusError as error:
-            return self._refuse(connection, 400, "request", str(error))
-        if self._health.alive and self._admission.reserve(connection, clock()):
-            connection.admission = self._admission
-            return None
-        if not self._health.alive:
-            reason, advice = "dead", "engine or codec has died; try another server"
-        elif self._admission.draining:
-            reason, advice = "draining", "the server is going away; try another one"
-        else:
-            reason, advice = "full", "all streams are in use; try again shortly"
-        refusal = self._refuse(connection, 503, reason, advice)
-        refusal.headers["Retry-After"] = str(self._server.retry_after_seconds)
-        return refusal
+            return self._refuse(connection, Refusal(400, "request", str(error)))
+        refusal = self._entrance.admit(connection)
+        if refusal is not None:
+            return self._refuse(connection, refusal)
+        connection.admission = self._entrance.admission
+        return None
 
     def subprotocol(
         self, connection: ServerConnection, offered: Sequence[Subprotocol]
@@ -211,31 +160,20 @@ class Handshake:
         if isinstance(connection, AdmittedConnection) and connection.surface is not None:
             subprotocols = connection.surface.subprotocols
             advice += f", with the subprotocol {' or '.join(subprotocols)}" if subprotocols else ""
-        refusal = self._refuse(connection, response.status_code, "handshake", advice)
-        for name in ("Upgrade", "Sec-WebSocket-Version"):
-            if name in response.headers:
-                refusal.headers[name] = response.headers[name]
-        return refusal
+        names = ("Upgrade", "Sec-WebSocket-Version")
+        kept = {name: response.headers[name] for name in names if name in response.headers}
+        return self._refuse(connection, Refusal(response.status_code, "handshake", advice, kept))
 
-    def _room(self) -> dict[str, object]:
-        admission = self._admission
-        return {
-            "max": admission.capacity,
-            "active": admission.active,
-            "draining": admission.draining,
-            "streams": self._capacity.streams,
-            "source": self._capacity.source,
-        }
-
-    def _refuse(
-        self, connection: ServerConnection, status: int, reason: str, advice: str
-    ) -> Response:
-        self._metrics.handshakes_refused.labels(reason).inc()
+    def _refuse(self, connection: ServerConnection, refusal: Refusal) -> Response:
         key = connection.key if isinstance(connection, AdmittedConnection) else None
-        _log.info("handshake refused", extra={"reason": reason, "status": status, "key": key})
+        self._entrance.count(refusal, key)
         surface = connection.surface if isinstance(connection, AdmittedConnection) else None
-        refusal = our_refusal if surface is None else surface.refusal
-        return _answer(connection, status, refusal(status, reason, advice))
+        body = our_refusal if surface is None else surface.refusal
+        response = _answer(
+            connection, refusal.status, body(refusal.status, refusal.reason, refusal.advice)
+        )
+        response.headers.update(refusal.headers)
+        return response
 
 
 def _surface(connection: ServerConnection) -> Surface:
@@ -244,28 +182,8 @@ def _surface(connection: ServerConnection) -> Surface:
     return connection.surface
 
 
-def _json(connection: ServerConnection, status: int, body: dict[str, object]) -> Response:
-    return _answer(connection, status, msgspec.json.encode(body) + b"\n")
-
-
 def _answer(connection: ServerConnection, status: int, body: bytes) -> Response:
     response = connection.respond(http.HTTPStatus(status), body.decode())
     del response.headers["Content-Type"]
     response.headers["Content-Type"] = JSON_TYPE
     return response
-
-
-def tune(connection: ServerConnection) -> None:
-    """Set the socket's buffers small, so that audio waits here rather than in the kernel."""
-    sock: socket.socket | None = connection.transport.get_extra_info("socket")
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for option, value in (
-        ("TCP_NOTSENT_LOWAT", UNSENT_LOW_WATER_BYTES),
-        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
-    ):
-        if hasattr(socket, option):  # Linux has both; elsewhere the defaults must do
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -3,7 +3,8 @@
 Rule: pure. A surface says where it is and gives every socket a translator of its own, which turns
 frames into our messages and our messages into frames and may remember what it has seen. What happens
 between is the same for all: session, speech, pace, metrics, admission, drain and eviction know no
-surface. A module of this package lists its surfaces in `SURFACES`.
+surface. A module of this package lists its surfaces in `SURFACES`, and in `HTTP_SURFACES` those that
+take a request instead of a socket: all text at once, and the answer is its speech.
 
 How protocols map: what keeps a socket alive becomes `ping`, and what answers it `pong`; what asks for
 the speech of what is buffered `flush` and `flushed`; the end of a turn `end`, and `close` where it
@@ -14,11 +15,21 @@ nobody knows is an error where clients expect one, or else the default.
 import importlib
 import json
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from orpheus_ws.messages import ClientMessage, ServerMessage
+from orpheus_ws.tokens import SAMPLE_RATE
+
+PCM_TYPE: Final = "audio/pcm"
+HTTP_LEAD_MS: Final = 10_000
+"""How far a response runs ahead of its listener: the most that the native protocol has. A sentence comes
+as fast as it is spoken; of a book that is left, little was for nobody."""
+HTTP_SILENCE: Final = bytes(SAMPLE_RATE // 10 * 2)
+"""100 ms, for a text without a word. Clients take a response without audio for a failure, and repeat
+it."""
 
 
 class HangUp(NamedTuple):
@@ -51,7 +62,7 @@ class Translator(Protocol):
 
 
 class Opening(NamedTuple):
-    """What is known of a socket before it is accepted."""
+    """What is known of a socket before it is accepted, or of a request without its body."""
 
     parameters: Mapping[str, str]
     """What stands in the path for the names of the route, decoded."""
@@ -86,13 +97,57 @@ class Surface(NamedTuple):
     and what to do."""
 
 
+class Reply(Protocol):
+    """What is answered to one request."""
+
+    @property
+    def media_type(self) -> str:
+        """What `send` makes."""
+        ...
+
+    @property
+    def messages(self) -> Sequence[ClientMessage]:
+        """What the request means: one context from its `open` to its `end`, and `close`."""
+        ...
+
+    def send(self, message: ServerMessage) -> Sequence[bytes]:
+        """The part of the body that a message is, which may be nothing. Never raises.
+
+        Called in the order of the body. Of an `error` only what follows audio is asked.
+        """
+        ...
+
+
+class HttpSurface(NamedTuple):
+    """A protocol in which a POST is answered with speech, and where that is."""
+
+    name: str
+    """As the label `surface` of metrics has it."""
+    paths: tuple[str, ...]
+    """Routes, as those of sockets."""
+    open: Callable[[Opening, bytes], Reply]
+    """Understand a request's body. An `OrpheusError` refuses it with 400."""
+    refusal: Callable[[int, str, str], bytes] = our_refusal
+    """The JSON body of a refusal, and of an error before any audio: see `Surface`."""
+    pages: Mapping[str, Callable[[tuple[str, ...]], bytes]] = {}
+    """What may be asked with GET, by path: JSON, made from the voices."""
+
+
 def surfaces() -> tuple[Surface, ...]:
-    """All there are."""
+    """All that are spoken on a socket."""
+    return tuple(surface for module in _modules() for surface in getattr(module, "SURFACES", ()))
+
+
+def http_surfaces() -> tuple[HttpSurface, ...]:
+    """All that are asked over HTTP."""
     return tuple(
-        surface
-        for module in pkgutil.iter_modules(__path__)
-        for surface in importlib.import_module(f"{__name__}.{module.name}").SURFACES
+        surface for module in _modules() for surface in getattr(module, "HTTP_SURFACES", ())
     )
+
+
+def _modules() -> Iterator[ModuleType]:
+    for module in pkgutil.iter_modules(__path__):
+        yield importlib.import_module(f"{__name__}.{module.name}")
 
 
 def find_voice(voices: Sequence[str], name: str | None) -> str | None:
@@ -113,11 +168,6 @@ class Routes:
     def names(self) -> list[str]:
         """Names of the surfaces, each once."""
         return list(dict.fromkeys(surface.name for _, surface in self._routes))
-
-    @property
-    def paths(self) -> list[str]:
-        """All routes."""
-        return ["/".join(parts) for parts, _ in self._routes]
 
     def find(self, path: str) -> tuple[Surface, dict[str, str]] | None:
         """The surface at a path without its query, and the parameters in it; None: there is none."""

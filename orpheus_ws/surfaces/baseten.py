@@ -6,6 +6,8 @@ anything but the close. So whatever fails closes the socket; before any audio, c
 
 Two kinds of clients exist. Voice agents send fragments of a language model's, with white space in
 them; Baseten's own sends bare words. Fragments are held until it is known which one it is.
+
+Over HTTP the same options come with the whole text in `prompt`, and the same PCM goes back.
 """
 
 import re
@@ -16,10 +18,20 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from orpheus_ws import messages as m
-from orpheus_ws.errors import Unworkable
-from orpheus_ws.surfaces import HangUp, Opening, Surface, find_voice
+from orpheus_ws.errors import BadMessage, Unworkable
+from orpheus_ws.surfaces import (
+    HTTP_LEAD_MS,
+    HTTP_SILENCE,
+    PCM_TYPE,
+    HangUp,
+    HttpSurface,
+    Opening,
+    Surface,
+    find_voice,
+)
 
 PATHS: Final = ("/v1/baseten/websocket",)
+HTTP_PATHS: Final = ("/v1/baseten/predict",)
 END: Final = "__END__"
 _CONTEXT: Final = "turn"
 
@@ -41,6 +53,12 @@ class _Options(msgspec.Struct):
     repetition_penalty: float | None = None
     max_tokens: int | None = None
     buffer_size: Annotated[int, Meta(ge=1)] | None = None
+
+
+class _Request(_Options, kw_only=True):
+    """The body of a request over HTTP."""
+
+    prompt: str
 
 
 class _Joiner:
@@ -105,16 +123,7 @@ class _Turn:
         return (*_text(self._joiner.finish()), m.End(context=_CONTEXT), m.Close())
 
     def _config(self, options: _Options) -> m.Config:
-        """Nobody reads what is wrong with a number, so it becomes the nearest that is possible."""
-        return m.Config(
-            voice=find_voice(self._voices, options.voice) or self._voices[0],
-            sampling=m.Sampling(
-                temperature=_within(options.temperature, 0.0, 2.0),
-                top_p=_within(options.top_p, 0.0, 1.0),
-                repetition_penalty=_within(options.repetition_penalty, 1.0, 2.0),
-                max_tokens=_within(options.max_tokens, 7, 4096),
-            ),
-        )
+        return m.Config(voice=_voice(self._voices, options), sampling=_sampling(options))
 
     def send(self, message: m.ServerMessage) -> Sequence[str | bytes | HangUp]:
         """See `Translator`."""
@@ -125,6 +134,46 @@ class _Turn:
                 return (HangUp(1011 if message.retryable else 1008, message.code),)
             case _:
                 return ()
+
+
+class _Answer:
+    """See `Reply`."""
+
+    media_type = PCM_TYPE
+
+    def __init__(self, voices: tuple[str, ...], request: _Request) -> None:
+        opening = m.Open(
+            context=_CONTEXT,
+            voice=_voice(voices, request),
+            sampling=_sampling(request),
+            lead_ms=HTTP_LEAD_MS,
+        )
+        text = m.Text(context=_CONTEXT, text=request.prompt)
+        self.messages = (opening, text, m.End(context=_CONTEXT), m.Close())
+
+    def send(self, message: m.ServerMessage) -> Sequence[bytes]:
+        """See `Reply`."""
+        match message:
+            case m.Audio():
+                return (message.pcm,)
+            case m.Done(audio_ms=0):
+                return (HTTP_SILENCE,)
+            case _:
+                return ()
+
+
+def _voice(voices: tuple[str, ...], options: _Options) -> str:
+    return find_voice(voices, options.voice) or voices[0]
+
+
+def _sampling(options: _Options) -> m.Sampling:
+    """Nobody reads what is wrong with a number, so it becomes the nearest that is possible."""
+    return m.Sampling(
+        temperature=_within(options.temperature, 0.0, 2.0),
+        top_p=_within(options.top_p, 0.0, 1.0),
+        repetition_penalty=_within(options.repetition_penalty, 1.0, 2.0),
+        max_tokens=_within(options.max_tokens, 7, 4096),
+    )
 
 
 def _within(number: _Number | None, low: _Number, high: _Number) -> _Number | UnsetType:
@@ -146,4 +195,14 @@ def _open(opening: Opening) -> _Turn:
     return _Turn(opening.voices)
 
 
+def _answer(opening: Opening, body: bytes) -> _Answer:
+    try:
+        return _Answer(opening.voices, msgspec.json.decode(body, type=_Request))
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        raise BadMessage(
+            'send a JSON object such as {"prompt": "Hello.", "voice": "tara"}'
+        ) from None
+
+
 SURFACES: Final = (Surface("baseten", PATHS, _open),)
+HTTP_SURFACES: Final = (HttpSurface("baseten_http", HTTP_PATHS, _answer),)

@@ -10,7 +10,6 @@ The two kinds differ in how word times are asked for: `timestamp_type` (Baseten)
 """
 
 import base64
-import struct
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
@@ -18,6 +17,7 @@ import msgspec
 
 from orpheus_ws import messages as m
 from orpheus_ws.errors import BadMessage, Unworkable
+from orpheus_ws.pcm import STREAMED_WAV_HEADER
 from orpheus_ws.surfaces import Opening, Surface, find_voice
 from orpheus_ws.tokens import SAMPLE_RATE
 
@@ -27,14 +27,6 @@ _VOICES: Final = "voices"
 """The ping that stands for `voice.list`; others are numbers of utterances."""
 _MODES: Final[dict[str, m.SegmentMode]] = {"none": "flush", "clause": "clause"}
 _BYTES_PER_MS: Final = SAMPLE_RATE * 2 / 1000
-
-_WAV_HEADER: Final = struct.pack(
-    "<4sI4s4sIHHIIHH4sI",
-    b"RIFF", 0xFFFF_FFFF, b"WAVE",
-    b"fmt ", 16, 1, 1, SAMPLE_RATE, SAMPLE_RATE * 2, 2, 16,
-    b"data", 0xFFFF_FFFF,
-)  # fmt: skip
-"""Its lengths say that the file ends where it ends: it is sent while it is spoken."""
 
 
 class _Config(msgspec.Struct, frozen=True, tag="session.config"):
@@ -107,7 +99,7 @@ class _Utterance:
             )
         ]
         if self._config.response_format == "wav":
-            frames.append(_WAV_HEADER)
+            frames.append(STREAMED_WAV_HEADER)
         return frames
 
     def audio(self, pcm: bytes) -> str | bytes:

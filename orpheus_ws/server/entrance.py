@@ -1,0 +1,113 @@
+"""Who may come in: asked alike for a socket and for a request over HTTP.
+
+Rule: everything that can refuse a client refuses it here, with an HTTP status, before anything has been
+promised. Whoever is admitted holds a slot, and gives it back himself.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from websockets.datastructures import Headers
+
+from orpheus_ws.capacity import Capacity
+from orpheus_ws.config import AuthConfig, ServerConfig
+from orpheus_ws.metrics import Metrics
+from orpheus_ws.server import auth
+from orpheus_ws.server.admission import Admission, Holder
+from orpheus_ws.server.health import Health
+from orpheus_ws.trace import clock
+
+JSON_TYPE: Final = "application/json"
+
+ALIVE_PATHS: Final = ("/healthz", "/health", "/v1/health/live")
+READY_PATHS: Final = ("/readyz", "/v1/health/ready")
+CAPACITY_PATH: Final = "/capacity"
+"""What anybody may ask. Beside the names that Kubernetes' users know, those of NVIDIA's NIM and of
+other speech servers."""
+
+_log = logging.getLogger("orpheus_ws.server")
+
+
+class Refusal(NamedTuple):
+    """Why somebody may not come in."""
+
+    status: int
+    reason: str
+    """Our word for it, as the metric has it."""
+    advice: str
+    headers: Mapping[str, str] = {}
+    code: str = ""
+    """What the client is told instead of the reason, where that is more exact."""
+
+
+class Entrance:
+    """The checks, in the order of its methods."""
+
+    def __init__(
+        self,
+        *,
+        server: ServerConfig,
+        access: AuthConfig,
+        admission: Admission,
+        health: Health,
+        capacity: Capacity,
+        metrics: Metrics,
+    ) -> None:
+        self.admission = admission
+        self._server = server
+        self._access = access
+        self._health = health
+        self._capacity = capacity
+        self._metrics = metrics
+
+    async def page(self, path: str) -> tuple[int, dict[str, object]] | None:
+        """Status and JSON of a page that needs no key; None: there is none at this path."""
+        if path in ALIVE_PATHS:
+            return 200, {"alive": True}
+        if path in READY_PATHS:
+            ready = await self._health.ready()
+            return 200 if ready else 503, {"ready": ready}
+        if path == CAPACITY_PATH:
+            return 200, self._room()
+        return None
+
+    def identify(self, headers: Headers, target: str) -> str | Refusal:
+        """The name of the key that a request carries. `target` is its path with the query."""
+        if not auth.allows_origin(self._access, headers):
+            return Refusal(403, "origin", "pages of this origin are not listed in auth.origins")
+        name = auth.identify(self._access, headers, target, time.time())
+        if name is None:
+            advice = (
+                "send a valid key as 'Authorization: Bearer KEY', or a ?token= that has not expired"
+            )
+            return Refusal(401, "auth", advice, {"WWW-Authenticate": "Bearer"})
+        return name
+
+    def admit(self, holder: Holder) -> Refusal | None:
+        """Reserve a slot for `holder`; a refusal when there is none."""
+        if self._health.alive and self.admission.reserve(holder, clock()):
+            return None
+        if not self._health.alive:
+            reason, advice = "dead", "engine or codec has died; try another server"
+        elif self.admission.draining:
+            reason, advice = "draining", "the server is going away; try another one"
+        else:
+            reason, advice = "full", "all streams are in use; try again shortly"
+        return Refusal(503, reason, advice, {"Retry-After": str(self._server.retry_after_seconds)})
+
+    def count(self, refusal: Refusal, key: str | None) -> None:
+        """Somebody was refused; `key` is the name of his, if it is known."""
+        self._metrics.handshakes_refused.labels(refusal.reason).inc()
+        told = {"reason": refusal.reason, "status": refusal.status, "key": key}
+        _log.info("refused", extra=told)
+
+    def _room(self) -> dict[str, object]:
+        return {
+            "max": self.admission.capacity,
+            "active": self.admission.active,
+            "draining": self.admission.draining,
+            "streams": self._capacity.streams,
+            "source": self._capacity.source,
+        }

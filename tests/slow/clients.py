@@ -1,0 +1,151 @@
+"""What a client is found to do with our server. `tests/clients_list.py` has the clients.
+
+Rule: the same is tried with each, and nothing here knows any. To find out again, and to write the record
+and the table in `docs/clients.md`:
+
+    python -m tests.slow.clients [NAME …]
+"""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from orpheus_ws.engine.pocket import VOICE as POCKET
+from tests.clients_list import BY_NAME, Client, Findings, record, recorded
+from tests.slow.actors import PING_SECONDS, SIMULATED, VOICE, Actor, Answer, free_port, serving
+from tests.slow.environments import version_of
+from tests.voice.recogniser import Recogniser, matched, words_of
+
+TEXT: Final = (
+    "The next train to the city leaves in twenty minutes. "
+    "The doctor will call you back this afternoon."
+)
+LONG: Final = "My sister bought a red bicycle and two old books. " * 4
+"""What is interrupted."""
+SHORT: Final = "Hello there."
+"""What is said where it does not matter."""
+HEARD: Final = 0.8
+"""Of the words of `TEXT`; the recogniser gets no more than that from some voices."""
+UNANSWERED_PINGS: Final = 15
+AT_ONCE: Final = 3
+"""Clients. They mostly wait for speech, which the server sends little faster than it is heard."""
+
+
+def find_out(client: Client) -> Findings:
+    """Try everything with one client. Takes about 20 s."""
+    with Actor(client.environment, *client.program) as actor:
+        return {
+            "version": version_of(client.environment, client.package),
+            **_speech(actor),
+            **_failures(actor),
+        }
+
+
+def _speech(actor: Actor) -> Findings:
+    """Two turns, a barge-in, a turn, a silence, a turn; with the voice that words are heard of."""
+    hear = Recogniser()
+    with serving(*VOICE) as served:
+
+        def turn() -> tuple[Answer, bool, int]:
+            """A turn, whether it was heard, and the sockets that it opened."""
+            before = served.opened
+            answer = actor.say(TEXT)
+            words = words_of(TEXT)
+            heard = hear.words(answer.samples)
+            return answer, matched(words, heard) >= HEARD * len(words), served.opened - before
+
+        actor.open(served, voice=POCKET)
+        first, complete, _ = turn()
+        _, repeated, second = turn()
+        ended = _outcomes(served.metric)
+        actor.interrupt(LONG)
+        after, fresh, third = turn()
+        noticed = {name: n - ended[name] for name, n in _outcomes(served.metric).items()}
+        # What nobody reads answers no ping.
+        time.sleep(UNANSWERED_PINGS * PING_SECONDS)
+        _, lasting, fourth = turn()
+        return {
+            "all_words": complete and repeated,
+            "one_socket": second == 0,
+            "word_times": bool(first.words),
+            # No more than one turn was spoken to its end: the one after the interruption.
+            "barge_in": _noticed(noticed),
+            "after_barge_in": fresh and after.seconds < 1.2 * first.seconds,
+            "one_socket_after_barge_in": third == 0,
+            "after_silence": lasting,
+            "one_socket_after_silence": fourth == 0,
+        }
+
+
+def _outcomes(metric: Callable[..., float]) -> dict[str, int]:
+    return {
+        outcome: int(metric("orpheus_contexts_total", outcome=outcome))
+        for outcome in ("done", "cancelled", "disconnected", "failed")
+    }
+
+
+def _noticed(ended: dict[str, int]) -> str:
+    """How the server took an interrupted turn."""
+    if ended["cancelled"]:
+        return "cancel"
+    return "close" if ended["disconnected"] else "unseen"
+
+
+def _failures(actor: Actor) -> Findings:
+    """A wrong key, an unknown voice, a full server, a restart."""
+    port = free_port()
+    with serving(*SIMULATED, "--set", "auth.keys.a=secret") as served:
+        actor.open(served, key="wrong")
+        wrong_key = _told(actor.say(SHORT))
+        actor.open(served, key="secret", voice="nobody")
+        unknown_voice = _told(actor.say(SHORT))
+    with serving(*SIMULATED, "--capacity", "1", port=port) as served:
+        with served.occupied():
+            actor.open(served)
+            full = _told(actor.say(SHORT))
+        actor.open(served, patient=True)
+        assert actor.say(SHORT).error is None
+        served.stop()
+    with serving(*SIMULATED, port=port):
+        restarted = _told(actor.say(SHORT))
+    return {
+        "wrong_key": wrong_key,
+        "unknown_voice": unknown_voice,
+        "full": full,
+        "restart": restarted,
+    }
+
+
+def _told(answer: Answer) -> str:
+    """What a client makes of it."""
+    if answer.error is None:
+        return "spoken" if answer.pcm else "silence"
+    status = "" if answer.status is None else f" {answer.status}"
+    again = {True: ", retried", False: ", final", None: ""}[answer.retryable]
+    return f"{answer.error}{status}{again}"
+
+
+@contextlib.contextmanager
+def finding_out(clients: Iterable[Client]) -> Iterator[Mapping[str, Future[Findings]]]:
+    """What is found of each, by name, as it becomes known. Leaving early leaves the rest out."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {client.name: pool.submit(find_out, client) for client in clients}
+        pool.shutdown(cancel_futures=True)
+
+
+def main() -> None:
+    """Find out and write it down, for all or for those that are named."""
+    found = recorded()
+    with finding_out(BY_NAME[name] for name in sys.argv[1:] or BY_NAME) as findings:
+        for name, future in findings.items():
+            found[name] = future.result()
+            sys.stdout.write(f"{name} {json.dumps(found[name], indent=1)}\n")
+            record(found)
+
+
+if __name__ == "__main__":
+    main()
