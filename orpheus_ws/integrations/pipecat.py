@@ -48,8 +48,8 @@ AT_ONCE: Final = Segmentation(max_delay_ms=0)
 LONGEST_PAUSE: Final = 60.0
 """Seconds for which a language model may stop in the middle of a turn, to call a tool for example."""
 
-WRONG: Final = ("bad_message", "unknown_voice", "unsupported_format", "text_too_long")
-"""What the server answers when the same would fail again."""
+WRONG: Final = ("bad_message", "unknown_voice", "unsupported_format")
+"""What the server answers when every turn would fail."""
 
 
 @dataclass
@@ -161,6 +161,11 @@ class OrpheusTTSService(TTSService):
             await speech.cancel(self._player.heard_ms(context_id, self._now()))
         self._player.stop()
         await super().on_audio_context_interrupted(context_id)
+
+    async def on_audio_context_completed(self, context_id: str) -> None:
+        """All of it was handed on, so nobody can interrupt it any more."""
+        self._player.forget(context_id)
+        await super().on_audio_context_completed(context_id)
 
     async def push_frame(
         self, frame: Frame, direction: FrameDirection = FrameDirection.DOWNSTREAM
@@ -312,6 +317,9 @@ class _Player:
     def heard_ms(self, context_id: str, now: float) -> float:
         return 1000 * max(0.0, now - self._began.get(context_id, now))
 
+    def forget(self, context_id: str) -> None:
+        self._began.pop(context_id, None)
+
     def stop(self) -> None:
         self._until = 0.0
         self._began.clear()
@@ -325,6 +333,8 @@ def _category(error: ClientError) -> ErrorCategory:
             return ErrorCategory.CONNECTIVITY
         case UtteranceFailed() if error.code in WRONG:
             return ErrorCategory.INVALID_REQUEST
+        case UtteranceFailed(code="text_too_long"):
+            return ErrorCategory.APPLICATION
         case UtteranceFailed():
             return ErrorCategory.SERVER
         case _:
