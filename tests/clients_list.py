@@ -34,6 +34,8 @@ class Client(NamedTuple):
     shown: str
     url: str
     """What its user sets, in Markdown."""
+    over_http: bool = False
+    """Whether a turn is one request or more, and no socket."""
 
 
 CLIENTS: Final = (
@@ -117,6 +119,51 @@ CLIENTS: Final = (
         "Deepgram's SDK, `speak.v1.connect()`",
         '`DeepgramClientEnvironment(production="ws://HOST:8765", …)`',
     ),
+    Client(
+        "livekit_baseten_http",
+        "livekit",
+        "livekit-plugins-baseten",
+        ("livekit_baseten", "orpheus", "http"),
+        'LiveKit Agents, `baseten.TTS(model="orpheus")` over HTTP',
+        '`model_endpoint="http://HOST:8780/v1/baseten/predict"`',
+        over_http=True,
+    ),
+    Client(
+        "livekit_openai",
+        "livekit",
+        "livekit-plugins-openai",
+        ("livekit_openai",),
+        "LiveKit Agents, `openai.TTS()`",
+        '`base_url="http://HOST:8780/v1"`',
+        over_http=True,
+    ),
+    Client(
+        "livekit_openai_pcm",
+        "livekit",
+        "livekit-plugins-openai",
+        ("livekit_openai", "pcm"),
+        'LiveKit Agents, `openai.TTS(response_format="pcm")`',
+        '`base_url="http://HOST:8780/v1"`',
+        over_http=True,
+    ),
+    Client(
+        "pipecat_openai",
+        "pipecat",
+        "pipecat-ai",
+        ("pipecat_openai",),
+        "Pipecat, `OpenAITTSService`, with a voice of OpenAI's",
+        '`base_url="http://HOST:8780/v1"`',
+        over_http=True,
+    ),
+    Client(
+        "sdk_openai",
+        "sdks",
+        "openai",
+        ("sdk_openai",),
+        "OpenAI's SDK, `audio.speech`",
+        '`base_url="http://HOST:8780/v1"`',
+        over_http=True,
+    ),
 )
 BY_NAME: Final = {client.name: client for client in CLIENTS}
 
@@ -153,29 +200,38 @@ def table(found: dict[str, Findings]) -> str:
     )
     rows = [columns, ("---",) * len(columns)]
     rows += [
-        (client.shown, found[client.name]["version"], client.url, *_cells(found[client.name]))
+        (
+            client.shown,
+            found[client.name]["version"],
+            client.url,
+            *_cells(client, found[client.name]),
+        )
         for client in CLIENTS
+        if client.name in found
     ]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _cells(found: Findings) -> tuple[str, ...]:
+def _cells(client: Client, found: Findings) -> tuple[str, ...]:
     barge_in = {
         "cancel": "cancelled",
-        "close": "socket closed",
+        "close": "request left" if client.over_http else "socket closed",
         "unseen": "spoken to the end",
     }[found["barge_in"]]
     if not found["after_barge_in"]:
         barge_in += ", next turn disturbed"
-    elif found["one_socket_after_barge_in"]:
+    elif found["one_socket_after_barge_in"] and not client.over_http:
         barge_in += ", same socket"
     silence = "spoken" if found["after_silence"] else "lost"
+    if found["one_socket_after_silence"] and not client.over_http:
+        silence += ", same socket"
+    turns = "many" if found["one_socket"] else "one"
     return (
         "yes" if found["all_words"] else "no",
         "yes" if found["word_times"] else "no",
-        "many" if found["one_socket"] else "one",
+        "requests" if client.over_http else turns,
         barge_in,
-        f"{silence}, same socket" if found["one_socket_after_silence"] else silence,
+        silence,
         *(_said(found[name]) for name in ("restart", "full", "wrong_key", "unknown_voice")),
     )
 

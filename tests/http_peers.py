@@ -12,12 +12,21 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import h11
+import pytest
 
 from orpheus_ws.server import Server
+from orpheus_ws.surfaces import http_surfaces
 from tests.harness import server
+from tests.server_peers import SENTENCE
 
 SPEECH = "/v1/audio/speech"
 PREDICT = "/v1/baseten/predict"
+PATHS = {surface.name: surface.paths[0] for surface in http_surfaces()}
+every_surface = pytest.mark.parametrize("surface", PATHS)
+"""For a test of what all of them promise."""
+
+SHORT = "Good morning. Nice day."
+LONG = f"{SENTENCE} " * 20
 
 
 class CutOff(Exception):
@@ -100,6 +109,21 @@ class Caller:
             except h11.RemoteProtocolError:
                 raise CutOff from None
         return event
+
+
+def speech(text: str, **options: Any) -> dict[str, Any]:
+    """What OpenAI's clients send."""
+    return {"model": "tts-1", "input": text, "voice": "alloy", "response_format": "pcm"} | options
+
+
+def body(surface: str, text: str) -> dict[str, Any]:
+    """A request for raw PCM."""
+    return {"openai": speech(text), "baseten_http": {"prompt": text, "voice": "tara"}}[surface]
+
+
+async def ask(caller: Caller, surface: str, text: str, **headers: str) -> int:
+    """Ask for a text's speech, and wait for the status."""
+    return await caller.post(PATHS[surface], body(surface, text), headers)
 
 
 @contextlib.asynccontextmanager

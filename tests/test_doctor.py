@@ -352,3 +352,20 @@ def test_one_port_for_both() -> None:
     assert examined.code == 1
     assert examined.checks["port"]["status"] == "ok"
     assert examined.checks["metrics_port"]["status"] == "problem"
+
+
+def test_a_port_for_http() -> None:
+    """It is tried where it is wanted, and needs its extra; `serve` says the same."""
+    wanted = [*SIMULATED, *FREE_PORTS, *settings("server.http_port=0")]
+    examined = doctor(*wanted)
+    assert examined.checks["http_port"]["status"] == "ok"
+    assert examined.code == 0
+    lacking = without("torch", "uvicorn")
+    examined = doctor(*wanted, prelude=lacking)
+    assert examined.checks["http_port"]["status"] == "problem"
+    assert "orpheus-ws[http]" in examined.checks["http_port"]["advice"]
+    served = subprocess.run(
+        command("serve", *wanted, prelude=lacking), capture_output=True, text=True, check=False
+    )
+    assert served.returncode == 1
+    assert examined.checks["http_port"]["advice"] in served.stderr

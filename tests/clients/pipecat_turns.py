@@ -21,6 +21,7 @@ from pipecat.frames.frames import (
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.websocket_service import WebsocketService
 from pipecat.utils.errors import ErrorCategory
 from pipecat.workers.runner import WorkerRunner
 
@@ -69,6 +70,8 @@ class PipecatSpeaker:
     def __init__(self, service: Any, *, patient: bool) -> None:
         self._patient = patient
         self._connected = asyncio.Event()
+        if not isinstance(service, WebsocketService):
+            self._connected.set()  # it connects when it has something to ask
         service.add_event_handler("on_connected", self._found)
         service.add_event_handler("on_disconnected", self._lost)
         self._heard: asyncio.Queue[Frame] = asyncio.Queue()

@@ -82,9 +82,10 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, port: int = 0) -> Iterator[Served]:
+def serving(*arguments: str, port: int = 0, http_port: int = 0) -> Iterator[Served]:
     """`orpheus-ws serve`, ready, until the block ends."""
     command = [sys.executable, "-m", "orpheus_ws", "serve", "--port", str(port)]
+    command += ["--http-port", str(http_port)]
     with subprocess.Popen(
         [*command, "--metrics-port", "0", *PATIENT, *arguments],
         cwd=ROOT,

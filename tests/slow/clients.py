@@ -97,20 +97,20 @@ def _noticed(ended: dict[str, int]) -> str:
 
 def _failures(actor: Actor) -> Findings:
     """A wrong key, an unknown voice, a full server, a restart."""
-    port = free_port()
+    port, http_port = free_port(), free_port()
     with serving(*SIMULATED, "--set", "auth.keys.a=secret") as served:
         actor.open(served, key="wrong")
         wrong_key = _told(actor.say(SHORT))
         actor.open(served, key="secret", voice="nobody")
         unknown_voice = _told(actor.say(SHORT))
-    with serving(*SIMULATED, "--capacity", "1", port=port) as served:
+    with serving(*SIMULATED, "--capacity", "1", port=port, http_port=http_port) as served:
         with served.occupied():
             actor.open(served)
             full = _told(actor.say(SHORT))
         actor.open(served, patient=True)
         assert actor.say(SHORT).error is None
         served.stop()
-    with serving(*SIMULATED, port=port):
+    with serving(*SIMULATED, port=port, http_port=http_port):
         restarted = _told(actor.say(SHORT))
     return {
         "wrong_key": wrong_key,
