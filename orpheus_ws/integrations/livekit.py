@@ -144,17 +144,20 @@ class TTS(tts.TTS):
                     async for event in events:
                         if deadline.when() is not None:
                             deadline.reschedule(clock() + patience)
-                        if isinstance(event, Audio):
-                            emitter.push(event.pcm)
-                        elif isinstance(event, Words):
-                            emitter.push_timed_transcript(_timed(event))
-                        elif isinstance(event, Done) and not event.audio_ms:
-                            # LiveKit takes no audio for a failure, but an emoji has no sound.
-                            emitter.push(bytes(2 * self.sample_rate // 100))
+                        self._hear(event, emitter)
         except TimeoutError as error:
             raise APITimeoutError from error
         except ClientError as error:
             raise _translated(error) from error
+
+    def _hear(self, event: object, emitter: tts.AudioEmitter) -> None:
+        if isinstance(event, Audio):
+            emitter.push(event.pcm)
+        elif isinstance(event, Words):
+            emitter.push_timed_transcript(_timed(event))
+        elif isinstance(event, Done) and not event.audio_ms:
+            # LiveKit takes no audio for a failure, but an emoji has no sound.
+            emitter.push(bytes(2 * self.sample_rate // 100))
 
     def _options(self) -> SpeakOptions:
         return {

@@ -8,12 +8,10 @@ context is told so once and every socket closed; nothing is restarted inside a p
 
 import asyncio
 import contextlib
-import errno
 import logging
-import os
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final, NamedTuple
 
 import prometheus_client
@@ -26,7 +24,7 @@ from orpheus_ws import messages as m
 from orpheus_ws import pcm
 from orpheus_ws.capacity import Capacity
 from orpheus_ws.codec import weights_advice
-from orpheus_ws.config import Config, ServerConfig, load_part
+from orpheus_ws.config import Config, load_part
 from orpheus_ws.context import Moved
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError, StartupError
 from orpheus_ws.metrics import Metrics
@@ -39,6 +37,7 @@ from orpheus_ws.server.health import PROBE_SECONDS, Health
 from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.server.parts import Parts, open_parts
 from orpheus_ws.server.peer import Peer
+from orpheus_ws.server.ports import binding, serve_metrics, try_ports
 from orpheus_ws.server.tcp import tune
 from orpheus_ws.server.turns import Turns
 from orpheus_ws.server.websocket import CLOSE_SECONDS, WebSocketPeer
@@ -285,7 +284,7 @@ async def running(config: Config) -> AsyncIterator[Server]:
     let open contexts finish.
     """
     auth.check_exposure(config.auth, config.server.host)
-    await _try_ports(config.server)
+    await try_ports(config.server)
     if advice := weights_advice(config.codec, config.engine.name):
         _log.warning(advice)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -304,7 +303,7 @@ async def running(config: Config) -> AsyncIterator[Server]:
                 "engine and codec started, but a test word gave no sound within "
                 f"{PROBE_SECONDS:g} s"
             )
-        metrics_port = _serve_metrics(config.server, metrics, stack)
+        metrics_port = serve_metrics(config.server, metrics, stack)
         port = await _listen(server, stack)
         http_port = await _listen_http(server, stack)
         server.address = Address(config.server.host, port, metrics_port, http_port)
@@ -323,46 +322,11 @@ async def _watched(server: Server) -> AsyncIterator[None]:
             watching.result()
 
 
-def _serve_metrics(config: ServerConfig, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int:
-    """Serve /metrics on a thread of its own, so that scrapes work while the event loop does not."""
-    with _binding(config.metrics_host, config.metrics_port, "server.metrics_port"):
-        httpd, thread = prometheus_client.start_http_server(
-            config.metrics_port, addr=config.metrics_host, registry=metrics.registry
-        )
-
-    def stop() -> None:
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
-
-    stack.push_async_callback(asyncio.to_thread, stop)
-    return int(httpd.server_port)
-
-
-async def _try_ports(config: ServerConfig) -> None:
-    """Raise `StartupError` if a port is taken: before anything is loaded, which may take minutes."""
-    for host, port, key in (
-        (config.metrics_host, config.metrics_port, "server.metrics_port"),
-        (config.host, config.port, "server.port"),
-    ):
-        loop = asyncio.get_running_loop()
-        with _binding(host, port, key):
-            try:
-                listener = await loop.create_server(asyncio.Protocol, host, port)
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    raise
-                # Whatever else it is, who opens the port in earnest says it.
-                continue
-        listener.close()
-        await listener.wait_closed()
-
-
 async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
     """Open the port; `stack` closes it and every socket."""
     config = server.config.server
     handshake = Handshake(server.entrance, server.routes, server.engine.voices)
-    with _binding(config.host, config.port, "server.port"):
+    with binding(config.host, config.port, "server.port"):
         listener = await serve(
             server.serve_socket,
             config.host,
@@ -394,7 +358,7 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
         lambda peer, key: server.serve(server.converse(peer, key)),
     )
     stack.push_async_callback(front.close)
-    with _binding(config.host, config.http_port, "server.http_port"):
+    with binding(config.host, config.http_port, "server.http_port"):
         port: int = await front.listen()
     return port
 
@@ -411,14 +375,3 @@ async def _close(server: Server, listener: Listener) -> None:
         for socket in list(listener.all_connections):
             socket.transport.abort()
         await listener.wait_closed()
-
-
-@contextlib.contextmanager
-def _binding(host: str, port: int, key: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StartupError(
-            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); change {key}, or use 0 for a free "
-            "port"
-        ) from error
