@@ -122,6 +122,14 @@ def engine_device(config: EngineConfig) -> str:
     return str(config.options.get("device") or own or DEVICES.get(config.name, "cpu"))
 
 
+def _may_exist(path: Path) -> bool:
+    """True also where this user may not look: whoever reads it then hears why it cannot."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+
+
 def find_measured(
     config: EngineConfig, environment: Mapping[str, str] | None = None
 ) -> manifests.Capacity | None:
@@ -131,7 +139,7 @@ def find_measured(
     """
     path = manifest_path(config)
     # Whoever names a file means one; beside a model there need not be any.
-    if path is None or (config.manifest is None and not path.exists()):
+    if path is None or (config.manifest is None and not _may_exist(path)):
         return None
     manifest = manifests.read(path)
     if not manifest.capacity:

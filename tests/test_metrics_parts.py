@@ -40,7 +40,6 @@ def test_draining(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "label", "values"),
     [
-        ("contexts", "outcome", ("done", "cancelled", "failed", "disconnected")),
         ("handshakes_refused", "reason", ("full", "dead", "draining", "auth", "origin", "path")),
         ("socket_closes", "code", ("1000", "1001", "1006", "1008", "1011", "1012")),
     ],
@@ -50,6 +49,15 @@ def test_counters_start_at_zero(name: str, label: str, values: tuple[str, ...]) 
     instruments = Metrics(CollectorRegistry())
     for each in values:
         assert value(instruments, f"orpheus_{name}_total", **{label: each}) == 0
+
+
+def test_outcomes_start_at_zero() -> None:
+    """So do the ways in which a context ends, on every surface."""
+    instruments = Metrics(CollectorRegistry(), surfaces=("native", "other"))
+    for outcome in ("done", "cancelled", "failed", "disconnected"):
+        for surface in ("native", "other"):
+            ended = value(instruments, "orpheus_contexts_total", outcome=outcome, surface=surface)
+            assert ended == 0
 
 
 def test_the_process() -> None:
