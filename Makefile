@@ -15,10 +15,10 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --constraint const
 # Tests that need torch and the embedded voice; the others also run without either.
 VOICE_TESTS := tests/voice
 PYTEST := -m pytest
-# Tests at a time. The slow ones measure, so they run one by one.
+# Tests at a time. Of the slow ones, whole files; those that measure run one by one.
 WORKERS ?= 2
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
-SLOW := -m slow --timeout 1200
+SLOW := --timeout 1200
 
 .PHONY: demo test test-slow test-numpy1 gpu-check lint format docs clean
 
@@ -29,7 +29,8 @@ test: $(VENV)/.dev
 	$(BIN)/python -X dev $(PYTEST) $(SIDE_BY_SIDE) -m "not slow" --ignore tests/slow $(TESTS)
 
 test-slow: $(VENV)/.slow
-	$(BIN)/python $(PYTEST) $(SLOW) $(TESTS)
+	$(BIN)/python $(PYTEST) $(SLOW) -n $(WORKERS) --dist loadfile -m "slow and not alone" $(TESTS)
+	$(BIN)/python $(PYTEST) $(SLOW) -m "slow and alone" $(TESTS)
 
 # TensorRT-LLM's image has numpy 1 and a torch of its own, so the base must not need either.
 test-numpy1: $(VENV_NUMPY1)/.check

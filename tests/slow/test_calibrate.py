@@ -15,7 +15,7 @@ from orpheus_ws.planning.steps import largest_real_time_batch
 from orpheus_ws.text import Segmenter
 from tests.test_cli import SIMULATED, command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 KNOWN = Options(steps_per_frame=7, stream_seconds=1.4e-3)
 """8 streams leave 9 % of a step, and 9 take 3 % too much, so that a hiccup of the machine decides little."""

@@ -9,7 +9,7 @@ import pytest
 from orpheus_ws.loadtest import Result
 from tests.test_cli import run, serving
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 STREAMS = 300
 CAPACITY = 20

@@ -12,7 +12,7 @@ from orpheus_ws import messages as m
 from orpheus_ws.server import Server
 from tests.harness import Peer, peer, server, turns_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 SOCKETS = 20
 EARLY, LATE = 200, 1000

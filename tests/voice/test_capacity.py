@@ -10,7 +10,7 @@ from orpheus_ws import messages as m
 from tests.harness import pcm, peer, server
 from tests.voice.recogniser import SENTENCES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 async def test_streams_together_are_streams_alone() -> None:
