@@ -115,6 +115,31 @@ async def test_a_full_replica_is_passed_by(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", fleet.PROXIES)
+async def test_requests_come_in_by_the_same_name(name: str, tmp_path: Path) -> None:
+    """Behind the port of the sockets a request is spoken whole, also where a replica refuses it.
+
+    When no replica has room, it hears 503 in the words of its own protocol, and when to ask again.
+    """
+    asked = json.dumps({"input": SENTENCE, "response_format": "pcm"}).encode()
+    async with serving(name, tmp_path) as (replicas, proxy):
+        full, *others = replicas
+        async with clients(f"ws://{full.address}/v1/tts", CAPACITY):
+            for _ in range(REPLICAS):
+                status, _, pcm = await fleet.ask(proxy.port, "/v1/audio/speech", asked)
+                assert status == 200, pcm
+                assert (status, len(pcm) > 0, len(pcm) % 2) == (200, True, 0)
+            assert await full.metric("orpheus_handshakes_refused_total", reason="full") > 0
+            async with contextlib.AsyncExitStack() as stack:
+                for other in others:
+                    await stack.enter_async_context(
+                        clients(f"ws://{other.address}/v1/tts", CAPACITY)
+                    )
+                status, later, body = await fleet.ask(proxy.port, "/v1/audio/speech", asked)
+                assert (status, later) == (503, "1")
+                assert json.loads(body)["error"]["code"] == "full"
+
+
+@pytest.mark.parametrize("name", fleet.PROXIES)
 async def test_audio_does_not_pile_up_on_the_way(name: str, tmp_path: Path) -> None:
     """A client that reads nothing is found out by its replica, with little audio on the way to it."""
     setting = "server.write_seconds=0.5"
