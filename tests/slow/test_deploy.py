@@ -228,7 +228,7 @@ def test_proxies_wait_for_pings(file: str, pattern: str) -> None:
 def test_checks_wait_for_the_probe() -> None:
     """Health checks of proxies give /readyz the time that it may take."""
     (haproxy,) = re.findall(r"timeout check (\w+)", read("haproxy", "haproxy.cfg"))
-    (envoy,) = re.findall(r"health_checks:\s+- timeout: (\w+)", read("envoy", "envoy.yaml"))
+    (envoy,) = re.findall(r"health_checks: &ready\s+- timeout: (\w+)", read("envoy", "envoy.yaml"))
     assert min(seconds(haproxy), seconds(envoy)) > PROBE_SECONDS
 
 
