@@ -249,13 +249,13 @@ async def test_prometheus_sees_the_fleet(tmp_path: Path) -> None:
                 peer(f"ws://{replicas[0].address}/v1/tts") as waiting,
             ):
                 await until(used, (REPLICAS - 1) / REPLICAS)
-                await until('sum(haproxy_server_status{state="UP"})', REPLICAS)
+                await until('sum(haproxy_server_status{proxy="replicas",state="UP"})', REPLICAS)
                 at_rest = (await held(replicas))[1:]
                 await waiting.send(m.Open(context="a"))
                 await waiting.fence()
                 replicas[0].tell(signal.SIGTERM)
                 await until(used, sum(at_rest) / (REPLICAS - 1) / CAPACITY)
-                await until('sum(haproxy_server_status{state="UP"})', REPLICAS - 1)
+                await until('sum(haproxy_server_status{proxy="replicas",state="UP"})', REPLICAS - 1)
 
 
 async def test_a_rolling_restart(tmp_path: Path) -> None:
