@@ -140,6 +140,23 @@ async def test_requests_come_in_by_the_same_name(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", fleet.PROXIES)
+async def test_a_caller_leaves_in_the_middle(name: str, tmp_path: Path) -> None:
+    """Whoever leaves while he is answered over HTTP frees his place at the replica behind the proxy."""
+    body = json.dumps({"input": f"{SENTENCE} " * 40, "response_format": "pcm"}).encode()
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with serving(name, tmp_path) as (replicas, proxy):
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(head.encode() + body)
+        await reader.readuntil(b"200 OK")
+        assert sum(await held(replicas)) == 1
+        writer.transport.abort()
+        while sum(await held(replicas)):
+            pass
+        ended = [await each.metric("orpheus_contexts_total", outcome="done") for each in replicas]
+        assert sum(ended) == 0
+
+
+@pytest.mark.parametrize("name", fleet.PROXIES)
 async def test_audio_does_not_pile_up_on_the_way(name: str, tmp_path: Path) -> None:
     """A client that reads nothing is found out by its replica, with little audio on the way to it."""
     setting = "server.write_seconds=0.5"
