@@ -1,4 +1,4 @@
-"""The compose file is valid, and its parts fit each other and the server."""
+"""The compose file is valid, and its parts fit each other and the server, engines included."""
 
 import re
 import subprocess
