@@ -41,9 +41,10 @@ class EngineConfig(_Section, frozen=True, kw_only=True):
     name: str = "pocket"
     """`pocket`, `torch`, `trtllm`, `simulated`, or the dotted name of a module of your own."""
     capacity: Positive | None = None
-    """Streams at once, and so the number of sockets admitted. Unset: what was measured on this
-    machine, or else the engine's own number; 8 for `pocket`, 64 for `simulated`. Where something
-    was measured it can be no other number, and `trtllm` takes none that was not measured."""
+    """Streams at once, and so the sockets admitted (times `server.oversubscription`). Unset: what
+    was measured on this machine, or else the engine's own number; 8 for `pocket`, 64 for
+    `simulated`. Where something was measured it can be no other number, and `trtllm` takes none
+    that was not measured."""
     capacity_override: Positive | None = None
     """Streams at once, whatever was measured."""
     uncalibrated: Positive | None = None

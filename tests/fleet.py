@@ -5,6 +5,7 @@ Rule: what is tested are the files in `deploy/`; only addresses and the number o
 
 import asyncio
 import contextlib
+import http.client
 import os
 import shutil
 import socket
@@ -49,6 +50,19 @@ async def get(url: str) -> str:
     return await asyncio.to_thread(read)
 
 
+async def ask(port: int, path: str, body: bytes) -> tuple[int, str | None, bytes]:
+    """Status, `Retry-After` and body of what a POST is answered with, read on another thread."""
+
+    def read() -> tuple[int, str | None, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        with contextlib.closing(connection):
+            connection.request("POST", path, body)
+            response = connection.getresponse()
+            return response.status, response.getheader("Retry-After"), response.read()
+
+    return await asyncio.to_thread(read)
+
+
 async def sample(url: str, name: str, **labels: str) -> float:
     """The sum of a metric's samples on a page for Prometheus."""
     return sum(
@@ -63,18 +77,23 @@ class Replica:
     """`orpheus-ws serve` with engine and codec simulated; its ports outlast its process."""
 
     def __init__(self, capacity: int, *settings: str) -> None:
-        self.port, self.metrics_port = free_ports(2)
+        self.port, self.http_port, self.metrics_port = free_ports(3)
         self._arguments = (
-            *("--port", str(self.port), "--metrics-port", str(self.metrics_port)),
-            *("--capacity", str(capacity)),
+            *("--port", str(self.port), "--http-port", str(self.http_port)),
+            *("--metrics-port", str(self.metrics_port), "--capacity", str(capacity)),
             *(part for setting in settings for part in ("--set", setting)),
         )
         self._process: Process | None = None
 
     @property
     def address(self) -> str:
-        """Host and port."""
+        """Host and port of sockets."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def http_address(self) -> str:
+        """Host and port of requests."""
+        return f"127.0.0.1:{self.http_port}"
 
     async def start(self) -> None:
         """Return when it has announced itself."""
@@ -126,6 +145,7 @@ class Proxy:
     """A proxy that listens."""
 
     def __init__(self, port: int, observed: int) -> None:
+        self.port = port
         self.url = f"ws://127.0.0.1:{port}/v1/tts"
         self.metrics = f"http://127.0.0.1:{observed}/metrics"
 
@@ -159,6 +179,7 @@ async def haproxy(fleet: Sequence[Replica], sockets: int, _folder: Path) -> Asyn
     """HAProxy, by environment variables alone."""
     port, observed = free_ports(2)
     environment = {f"REPLICA_{n}": replica.address for n, replica in enumerate(fleet, 1)}
+    environment |= {f"HTTP_{n}": replica.http_address for n, replica in enumerate(fleet, 1)}
     environment |= {"SOCKETS": str(sockets), "LISTEN": f"127.0.0.1:{port}"}
     environment |= {"METRICS": f"127.0.0.1:{observed}"}
     line = (program("haproxy"), "-db", "-f", str(DEPLOY / "haproxy" / "haproxy.cfg"))
@@ -173,6 +194,7 @@ async def nginx(fleet: Sequence[Replica], sockets: int, folder: Path) -> AsyncIt
     text = (DEPLOY / "nginx" / "nginx.conf").read_text(encoding="utf-8")
     for number, replica in enumerate(fleet, 1):
         text = text.replace(f"127.0.0.1:900{number}", replica.address)
+        text = text.replace(f"127.0.0.1:901{number}", replica.http_address)
     text = text.replace("max_conns=64", f"max_conns={sockets}")
     text = text.replace("listen 8765", f"listen 127.0.0.1:{port}")
     text = text.replace("/run/nginx.pid", str(folder / "pid")).replace("/dev/stdout speech", "off")
@@ -188,7 +210,9 @@ async def envoy(fleet: Sequence[Replica], _sockets: int, folder: Path) -> AsyncI
     port, admin = free_ports(2)
     text = (DEPLOY / "envoy" / "envoy.yaml").read_text(encoding="utf-8")
     places = {"port_value: 9901": admin, "address: 0.0.0.0, port_value: 8765": port}
-    places |= {f"port_value: 900{number}": replica.port for number, replica in enumerate(fleet, 1)}
+    for number, replica in enumerate(fleet, 1):
+        places[f"port_value: 900{number}"] = replica.port
+        places[f"port_value: 901{number}"] = replica.http_port
     for place, number in places.items():
         assert place in text
         text = text.replace(

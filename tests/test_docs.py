@@ -365,6 +365,14 @@ def test_readme_commands() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
+def test_readme_extras() -> None:
+    """The README has every extra but those that only this repository's own checks need."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = [name for row in table("extra", README) for name in names(row[0])]
+    known = set(project["optional-dependencies"]) - {"check", "dev", "slow"}
+    assert sorted(listed) == sorted(known)
+
+
 def test_readme_configuration(tmp_path: Path) -> None:
     """The configuration example of the README is accepted."""
     (example,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)

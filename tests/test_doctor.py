@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from orpheus_ws.cli.doctor import doctor as doctor_command
+from orpheus_ws.cli.serve import serve
 from orpheus_ws.doctor import packages
 from orpheus_ws.doctor.check import Status
 from tests.doctor_runs import WITHOUT_TORCH, command, doctor, serve_starts, settings, without
@@ -73,6 +75,14 @@ def test_what_is_missing_for_a_codec() -> None:
     assert examined.code == 1
     assert examined.checks["codec"]["status"] == "problem"
     assert "pip install 'orpheus-ws[codec]'" in examined.checks["codec"]["advice"]
+
+
+def test_the_words_of_serve() -> None:
+    """Every option of `serve` is one of `doctor`, and means the same."""
+    assert {each.name for each in serve.params} <= {each.name for each in doctor_command.params}
+    words = ("--engine", "simulated", "--port", "0", "--metrics-port", "0", "--uncalibrated", "5")
+    examined = doctor(*settings("codec.name=simulated"), *words)
+    assert "5 streams (uncalibrated)" in examined.checks["engine"]["found"]
 
 
 def test_an_engine_that_is_not_there() -> None:

@@ -9,6 +9,7 @@ import click
 
 from orpheus_ws import config as configuration
 from orpheus_ws.access_tokens import make_token
+from orpheus_ws.cli.options import configured
 from orpheus_ws.errors import StartupError
 
 MAX_TTL_SECONDS: Final = 86_400
@@ -25,12 +26,7 @@ MAX_TTL_SECONDS: Final = 86_400
     metavar="SECONDS",
     help="How long a socket may be opened with it.",
 )
-@click.option(
-    "--config", "file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file."
-)
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
-)
+@configured()
 def access_token(name: str, ttl: int, file: Path | None, settings: tuple[str, ...]) -> None:
     """Print a token that lets a browser connect as the key NAME, in ?token=TOKEN.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from orpheus_ws.cli.files import write
 from orpheus_ws.config import install_advice
 from orpheus_ws.errors import BenchFailed, StartupError
 
@@ -164,7 +165,7 @@ def codec_queue(
     result = measure(arrivals, seed, Cost(step_ms / 1000, stream_ms / 1000))
     click.echo(msgspec.json.encode(result).decode() if as_json else _queue_table(result))
     if plot is not None:
-        _write(plot, draw(result).encode())
+        write(plot, draw(result).encode())
 
 
 def _queue_table(result: "QueueResult") -> str:
@@ -193,7 +194,7 @@ def gpu_check(out: Path | None) -> None:
 
     report = measure(_progress)
     if out is not None:
-        _write(out, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+        write(out, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     click.echo(_report_table(report))
     if not report.passed:
         raise BenchFailed(f"the codec is not exact on {report.device}: see the checks above")
@@ -222,10 +223,3 @@ def _report_table(report: "Report") -> str:
         for early in report.early
     ]
     return "\n".join(lines)
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise BenchFailed(f"cannot write {str(path)!r} ({type(error).__name__})") from error

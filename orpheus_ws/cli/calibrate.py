@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -14,6 +14,7 @@ import msgspec
 
 from orpheus_ws import config as configuration
 from orpheus_ws.cli.exits import Exit
+from orpheus_ws.cli.options import configured, flags
 from orpheus_ws.errors import BenchFailed, OrpheusError
 
 if TYPE_CHECKING:
@@ -27,14 +28,7 @@ CONFIRM_SECONDS: Final = 600.0
 
 
 @click.command()
-@click.option(
-    "--config", "file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file."
-)
-@click.option("--engine", help="Which engine.  [engine.name]")
-@click.option("--model", help="Directory of the engine's checkpoint.  [engine.options.model]")
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
-)
+@configured("engine", "model")
 @click.option(
     "--objective-ms",
     type=click.FloatRange(0, min_open=True),
@@ -90,9 +84,9 @@ def calibrate(
     # Imported here, so that the client's commands need nothing that only a server needs.
     from orpheus_ws.calibration.run import Calibration
 
-    flags = _flags(engine, model, settings)
-    config = configuration.load(file=file, environment=os.environ, flags=flags)
-    asked = _settings(config, _arguments(file, flags), **options)
+    given = flags(settings, {"engine": engine, "model": model})
+    config = configuration.load(file=file, environment=os.environ, flags=given)
+    asked = _settings(config, _arguments(file, given), **options)
     calibration = Calibration(asked, _show())
     with _terminated_like_interrupted():
         try:
@@ -130,11 +124,6 @@ def _conclude(
         _tell(report, out, as_json=as_json)
 
 
-def _flags(engine: str | None, model: str | None, settings: Iterable[str]) -> list[str]:
-    shortcuts = [("engine.name", engine), ("engine.options.model", model)]
-    return [f"{key}={value}" for key, value in shortcuts if value is not None] + [*settings]
-
-
 def _leave_interrupted() -> NoReturn:
     click.echo("orpheus-ws: interrupted; nothing was written to the manifest", err=True)
     sys.exit(Exit.INTERRUPTED)
@@ -170,10 +159,10 @@ def _settings(
     )
 
 
-def _arguments(file: Path | None, flags: list[str]) -> list[str]:
+def _arguments(file: Path | None, given: list[str]) -> list[str]:
     """Of `serve`, for the same configuration. The environment is its own to read."""
     named = [] if file is None else ["--config", str(file)]
-    return named + [part for flag in flags for part in ("--set", flag)]
+    return named + [part for flag in given for part in ("--set", flag)]
 
 
 @contextlib.contextmanager

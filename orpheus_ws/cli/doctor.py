@@ -12,6 +12,7 @@ import msgspec
 
 from orpheus_ws import config as configuration
 from orpheus_ws.cli.exits import Exit
+from orpheus_ws.cli.options import SHORTCUTS, configured, flags
 from orpheus_ws.errors import StartupError
 
 if TYPE_CHECKING:
@@ -24,17 +25,14 @@ NARROWEST: Final = 60
 
 
 @click.command()
-@click.option(
-    "--config", "file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file."
-)
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
-)
+@configured(*SHORTCUTS)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def doctor(file: Path | None, settings: tuple[str, ...], *, as_json: bool) -> None:
+def doctor(
+    file: Path | None, settings: tuple[str, ...], *, as_json: bool, **shortcuts: str | None
+) -> None:
     """Say what is installed, what this machine has, and whether `serve` can start.
 
-    Takes the configuration from the same sources as `serve`. The exit code is 1 if something was
+    Takes the configuration from the same sources as `serve`, in the same words. The exit code is 1 if something was
     found that `serve` would stop at, and 0 otherwise, whatever else there is to warn of.
     """
     # Imported here, so that the client's commands need nothing that only a server needs.
@@ -42,7 +40,8 @@ def doctor(file: Path | None, settings: tuple[str, ...], *, as_json: bool) -> No
 
     config: configuration.Config | StartupError
     try:
-        config = configuration.load(file=file, environment=os.environ, flags=settings)
+        given = flags(settings, shortcuts)
+        config = configuration.load(file=file, environment=os.environ, flags=given)
     except StartupError as error:
         config = error
     report = examine(config, os.environ)

@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from orpheus_ws.cli.exits import Exit
+from orpheus_ws.cli.files import write
 from orpheus_ws.cli.say import API_KEY_VARIABLE
-from orpheus_ws.errors import BenchFailed
 from orpheus_ws.planning.cost import TALK_SHARE, UTILISATION, Usage
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def load(
     if usage is not None:
         result = msgspec.structs.replace(result, usage=usage, cost=usage.cost(plan.streams))
     if report is not None:
-        _write(report, page(result, _cost_tables(result)).encode())
+        write(report, page(result, _cost_tables(result)).encode())
     _tell(result, out, as_json=as_json)
     sys.exit(Exit.FAILED if result.broken else Exit.DONE)
 
@@ -133,7 +133,7 @@ def load(
 def _tell(result: "Result", out: Path | None, *, as_json: bool) -> None:
     encoded = msgspec.json.encode(result)
     if out is not None:
-        _write(out, encoded + b"\n")
+        write(out, encoded + b"\n")
     click.echo(encoded.decode() if as_json else _summary(result))
     for line in result.broken:
         click.echo(f"orpheus-ws: {line}", err=True)
@@ -261,10 +261,3 @@ def _summary(result: "Result") -> str:
     if result.stopped is not None:
         lines.append(f"ended before its time: {result.stopped}")
     return "\n".join(lines)
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise BenchFailed(f"cannot write {str(path)!r} ({type(error).__name__})") from error

@@ -15,34 +15,12 @@ import click
 from orpheus_ws import config as configuration
 from orpheus_ws import logs
 from orpheus_ws.cli.exits import Exit, leave, report
+from orpheus_ws.cli.options import SHORTCUTS, configured, flags
 from orpheus_ws.errors import OrpheusError
 
 
 @click.command()
-@click.option(
-    "--config", "file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file."
-)
-@click.option("--host", help="Address to listen on.  [server.host]")
-@click.option("--port", help="Port; 0 takes a free one.  [server.port]")
-@click.option(
-    "--http-port", help="Port of requests over HTTP, such as OpenAI's.  [server.http_port]"
-)
-@click.option("--metrics-port", help="Port of /metrics.  [server.metrics_port]")
-@click.option(
-    "--engine", help="pocket, torch, trtllm, simulated, or a dotted module.  [engine.name]"
-)
-@click.option("--model", help="Directory of the engine's checkpoint.  [engine.options.model]")
-@click.option("--capacity", help="Streams at once.  [engine.capacity]")
-@click.option(
-    "--capacity-override",
-    help="Streams at once, whatever was measured.  [engine.capacity_override]",
-)
-@click.option(
-    "--uncalibrated", help="Streams at once where nothing was measured.  [engine.uncalibrated]"
-)
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any configuration key."
-)
+@configured(*SHORTCUTS)
 def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None) -> None:
     """Serve speech until SIGTERM or SIGINT, then let open utterances finish; a second one does not.
 
@@ -50,19 +28,7 @@ def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None)
     then these options. One JSON line on standard output says where the server listens once it has
     spoken a test word.
     """
-    keys = {
-        "host": "server.host",
-        "port": "server.port",
-        "http_port": "server.http_port",
-        "metrics_port": "server.metrics_port",
-        "engine": "engine.name",
-        "model": "engine.options.model",
-        "capacity": "engine.capacity",
-        "capacity_override": "engine.capacity_override",
-        "uncalibrated": "engine.uncalibrated",
-    }
-    flags = [f"{keys[name]}={value}" for name, value in shortcuts.items() if value is not None]
-    config = configuration.load(file=file, environment=os.environ, flags=[*flags, *settings])
+    config = configuration.load(file=file, environment=os.environ, flags=flags(settings, shortcuts))
     logs.configure(config.log.level)
     try:
         code = _run(_serve(config))

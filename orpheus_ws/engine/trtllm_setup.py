@@ -45,8 +45,9 @@ _log = logging.getLogger(__name__)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The capacity must be measured, or given as `engine.uncalibrated`: it is the largest batch, and the KV cache is sized for it. What the
-    model's manifest says may be left out here, and may not be contradicted."""
+    """The capacity must be measured, or given as `engine.uncalibrated` or `engine.capacity_override`:
+    it is the largest batch, and the KV cache is sized for it. What the model's manifest says may be
+    left out here, and may not be contradicted."""
 
     model: str | None = None
     """Directory of the checkpoint, with its `tokenizer.json` and `manifest.json`. It must be set."""

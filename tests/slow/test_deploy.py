@@ -107,11 +107,18 @@ def test_nobody_is_cut_off_by_kubernetes(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_container_fits_the_server(overlay: str) -> None:
-    """Probes wait for as long as the server may take; CPUs are whole ones; the device is asked for."""
-    container = server(built(overlay))
+    """Ports are the server's, for HTTP as well if it has one; probes wait for as long as it may take; CPUs are whole ones; the device is asked for."""
+    manifests = built(overlay)
+    container = server(manifests)
     loaded = configured(container, DOCKERFILES[overlay])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"ws": loaded.server.port, "metrics": loaded.server.metrics_port}
+    over_http = {} if loaded.server.http_port is None else {"http": loaded.server.http_port}
+    open_ports = {"ws": loaded.server.port, **over_http}
+    assert ports == open_ports | {"metrics": loaded.server.metrics_port}
+    reached = {port["name"]: port["port"] for port in manifests["Service"]["spec"]["ports"]}
+    assert reached == open_ports
+    let_in = manifests["NetworkPolicy"]["spec"]["ingress"][0]["ports"]
+    assert [port["port"] for port in let_in] == list(open_ports)
     paths = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "startup")}
     assert set(paths.values()) == {"/healthz"}
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
@@ -221,7 +228,7 @@ def test_proxies_wait_for_pings(file: str, pattern: str) -> None:
 def test_checks_wait_for_the_probe() -> None:
     """Health checks of proxies give /readyz the time that it may take."""
     (haproxy,) = re.findall(r"timeout check (\w+)", read("haproxy", "haproxy.cfg"))
-    (envoy,) = re.findall(r"health_checks:\s+- timeout: (\w+)", read("envoy", "envoy.yaml"))
+    (envoy,) = re.findall(r"health_checks: &ready\s+- timeout: (\w+)", read("envoy", "envoy.yaml"))
     assert min(seconds(haproxy), seconds(envoy)) > PROBE_SECONDS
 
 

@@ -115,6 +115,48 @@ async def test_a_full_replica_is_passed_by(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", fleet.PROXIES)
+async def test_requests_come_in_by_the_same_name(name: str, tmp_path: Path) -> None:
+    """Behind the port of the sockets a request is spoken whole, also where a replica refuses it.
+
+    When no replica has room, it hears 503 in the words of its own protocol, and when to ask again.
+    """
+    asked = json.dumps({"input": SENTENCE, "response_format": "pcm"}).encode()
+    async with serving(name, tmp_path) as (replicas, proxy):
+        full, *others = replicas
+        async with clients(f"ws://{full.address}/v1/tts", CAPACITY):
+            for _ in range(REPLICAS):
+                status, _, pcm = await fleet.ask(proxy.port, "/v1/audio/speech", asked)
+                assert status == 200, pcm
+                assert (status, len(pcm) > 0, len(pcm) % 2) == (200, True, 0)
+            assert await full.metric("orpheus_handshakes_refused_total", reason="full") > 0
+            async with contextlib.AsyncExitStack() as stack:
+                for other in others:
+                    await stack.enter_async_context(
+                        clients(f"ws://{other.address}/v1/tts", CAPACITY)
+                    )
+                status, later, body = await fleet.ask(proxy.port, "/v1/audio/speech", asked)
+                assert (status, later) == (503, "1")
+                assert json.loads(body)["error"]["code"] == "full"
+
+
+@pytest.mark.parametrize("name", fleet.PROXIES)
+async def test_a_caller_leaves_in_the_middle(name: str, tmp_path: Path) -> None:
+    """Whoever leaves while he is answered over HTTP frees his place at the replica behind the proxy."""
+    body = json.dumps({"input": f"{SENTENCE} " * 40, "response_format": "pcm"}).encode()
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with serving(name, tmp_path) as (replicas, proxy):
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(head.encode() + body)
+        await reader.readuntil(b"200 OK")
+        assert sum(await held(replicas)) == 1
+        writer.transport.abort()
+        while sum(await held(replicas)):
+            pass
+        ended = [await each.metric("orpheus_contexts_total", outcome="done") for each in replicas]
+        assert sum(ended) == 0
+
+
+@pytest.mark.parametrize("name", fleet.PROXIES)
 async def test_audio_does_not_pile_up_on_the_way(name: str, tmp_path: Path) -> None:
     """A client that reads nothing is found out by its replica, with little audio on the way to it."""
     setting = "server.write_seconds=0.5"
@@ -224,13 +266,13 @@ async def test_prometheus_sees_the_fleet(tmp_path: Path) -> None:
                 peer(f"ws://{replicas[0].address}/v1/tts") as waiting,
             ):
                 await until(used, (REPLICAS - 1) / REPLICAS)
-                await until('sum(haproxy_server_status{state="UP"})', REPLICAS)
+                await until('sum(haproxy_server_status{proxy="replicas",state="UP"})', REPLICAS)
                 at_rest = (await held(replicas))[1:]
                 await waiting.send(m.Open(context="a"))
                 await waiting.fence()
                 replicas[0].tell(signal.SIGTERM)
                 await until(used, sum(at_rest) / (REPLICAS - 1) / CAPACITY)
-                await until('sum(haproxy_server_status{state="UP"})', REPLICAS - 1)
+                await until('sum(haproxy_server_status{proxy="replicas",state="UP"})', REPLICAS - 1)
 
 
 async def test_a_rolling_restart(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ FILE = FOLDER / "compose.yaml"
 COMPOSED: dict[str, Any] = promql.read(FILE)
 SERVICES: dict[str, dict[str, Any]] = COMPOSED["services"]
 REPLICAS = ("replica1", "replica2", "gpu")
+HTTP_PORT = 8780
 
 
 def environment(service: dict[str, Any]) -> dict[str, str]:
@@ -86,12 +87,13 @@ def test_replicas_are_configured(name: str) -> None:
     loaded = config.load(environment=environment(service))
     auth.check_exposure(loaded.auth, loaded.server.host)
     assert loaded.server.host == loaded.server.metrics_host == "0.0.0.0"
-    assert service["expose"] == [str(loaded.server.port), str(loaded.server.metrics_port)]
+    ports = [loaded.server.port, HTTP_PORT, loaded.server.metrics_port]
+    assert service["expose"] == list(map(str, ports))
     assert int(service["stop_grace_period"].rstrip("s")) > loaded.server.drain_seconds + 10
 
 
-def unmeasured(name: str) -> dict[str, str]:
-    """The variables that its example offers for a trial without a measurement."""
+def offered(name: str) -> dict[str, str]:
+    """The variables that its example offers: HTTP, and a trial without a measurement."""
     files = [FOLDER / f"{file}.example" for file in SERVICES[name].get("env_file", ())]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     return dict(re.findall(r"^#(ORPHEUS_WS_\w+)=(\S+)$", text, re.MULTILINE))
@@ -102,7 +104,7 @@ def test_a_capacity_has_to_be_measured() -> None:
     loaded = config.load(environment=environment(SERVICES["gpu"])).engine
     with pytest.raises(StartupError, match="orpheus-ws calibrate"):
         settle(loaded)
-    trial = config.load(environment=environment(SERVICES["gpu"]) | unmeasured("gpu")).engine
+    trial = config.load(environment=environment(SERVICES["gpu"]) | offered("gpu")).engine
     assert settle(trial).source == "uncalibrated"
 
 
@@ -124,13 +126,16 @@ def test_proxies(name: str) -> None:
     behind = [other for other in REPLICAS if SERVICES[other]["profiles"] == proxy["profiles"]]
     addresses = [value for key, value in variables.items() if key.startswith("REPLICA_")]
     assert addresses == [f"{replica}:8765" for replica in behind]
+    over_http = [value for key, value in variables.items() if key.startswith("HTTP_")]
+    assert over_http == [f"{replica}:{HTTP_PORT}" for replica in behind]
     assert proxy["depends_on"] == behind
     for replica in behind:
-        loaded = config.load(environment=environment(SERVICES[replica]) | unmeasured(replica))
+        loaded = config.load(environment=environment(SERVICES[replica]) | offered(replica))
         streams = settle(loaded.engine).streams
         assert streams is not None
         sockets = sockets_for(streams, loaded.server.oversubscription)
         assert sockets == int(variables["SOCKETS"])
+        assert loaded.server.http_port == HTTP_PORT
     (template,) = (mounted.split(":")[0] for mounted in proxy["volumes"])
     used = set(re.findall(r"\$\{(\w+)", (FOLDER / template).read_text(encoding="utf-8")))
     assert {key for key in variables if not key.startswith("ORPHEUS_WS_")} <= used
