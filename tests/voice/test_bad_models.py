@@ -37,7 +37,7 @@ LITTLE_MEMORY: Final = """
 import resource
 from pathlib import Path
 pages = int(Path("/proc/self/statm").read_text().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 2**29,) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 2**30,) * 2)
 """
 QUIET: Final = settings(
     "server.port=0", "server.metrics_port=0", "codec.name=simulated", "engine.uncalibrated=2"
