@@ -52,6 +52,18 @@ async def test_run() -> None:
     assert msgspec.json.decode(msgspec.json.encode(result), type=Result) == result
 
 
+async def test_the_last_turn_is_anothers() -> None:
+    """A stream that has no turn left gives its slot to one that found the server full."""
+    plan = msgspec.convert(
+        {"url": "", "streams": 2, "utterances": 2, "traffic": "steady", "processes": 1, **SHORT},
+        Plan,
+    )
+    async with server("engine.capacity=1") as started:
+        plan = msgspec.structs.replace(plan, url=started.address.url)
+        result = await asyncio.to_thread(run, plan)
+    assert (result.broken, result.figures.done) == ((), 2)
+
+
 async def test_stopping_early() -> None:
     """What the watcher says ends the run and is why; what was under way is cut off, and all is closed."""
     seen: list[Progress] = []

@@ -134,6 +134,9 @@ class Worker:
             elif plan.traffic == "conversation":
                 pause = plan.pause_seconds * chance.uniform(0.5, 1.5)
                 await self._sleep_until(heard + pause)
+        if self._turns_left is not None:
+            # Another stream may have the last turn, and find the server full until this one leaves.
+            await session.close()
 
     async def _arrivals(self, rate: float) -> None:
         """The open loop: turns begin when they are to, and take a socket that is free or a new one."""
