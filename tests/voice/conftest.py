@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from tests.voice import fake_trtllm
+from tests.voice.checkpoint_faults import declare_fp8
 from tests.voice.warm_commands import WarmCommands
 
 
@@ -57,3 +58,11 @@ def nothing_is_left() -> Any:
     before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@pytest.fixture
+def quantised(model: Path) -> Path:
+    """The same in FP8, as ModelOpt 0.47 exports it."""
+    declare_fp8(model, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"})
+    fake_trtllm.write_weights(model / "model.safetensors", fake_trtllm.tensors(fp8=True))
+    return model

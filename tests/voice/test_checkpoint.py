@@ -23,20 +23,6 @@ CUT = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "strid
 Damage = Callable[[Path], object]
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A checkpoint that nothing is wrong with."""
-    return write_checkpoint(tmp_path / "model")
-
-
-@pytest.fixture
-def quantised(model: Path) -> Path:
-    """The same in FP8, as ModelOpt 0.47 exports it."""
-    declare_fp8(model, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"})
-    write_weights(model / WEIGHTS, tensors(fp8=True))
-    return model
-
-
 # What is right ------------------------------------------------------------------------------------
 
 

@@ -14,25 +14,11 @@ from hypothesis import strategies as st
 from orpheus_ws.engine.checkpoint import examine
 from orpheus_ws.engine.checkpoint_weights import INDEX, read_header
 from orpheus_ws.errors import StartupError
-from tests.voice.checkpoint_faults import declare_fp8, only_fault
-from tests.voice.fake_trtllm import tensors, write_checkpoint, write_weights
+from tests.voice.checkpoint_faults import only_fault
+from tests.voice.fake_trtllm import tensors, write_weights
 
 WEIGHTS = "model.safetensors"
 Damage = Callable[[Path], object]
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A checkpoint that nothing is wrong with."""
-    return write_checkpoint(tmp_path / "model")
-
-
-@pytest.fixture
-def quantised(model: Path) -> Path:
-    """The same in FP8, as ModelOpt 0.47 exports it."""
-    declare_fp8(model, {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"})
-    write_weights(model / WEIGHTS, tensors(fp8=True))
-    return model
 
 
 def test_weights_in_shards(model: Path) -> None:
