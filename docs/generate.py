@@ -20,9 +20,11 @@ from prometheus_client.registry import Collector
 
 from docs.capacity_tables import capacity_page
 from orpheus_ws.audio import AUDIBLE, Player
-from orpheus_ws.config import ENVIRONMENT_PREFIX, Config, describe, known_parts
+from orpheus_ws.config import Config
 from orpheus_ws.engine import EngineStatistics
 from orpheus_ws.metrics import Metrics
+from orpheus_ws.named_parts import known_parts
+from orpheus_ws.settings import ENVIRONMENT_PREFIX, describe
 
 FOLDER: Final = Path(__file__).parent
 PARTS: Final = {"engine": "open_engine", "codec": "open_decoder"}

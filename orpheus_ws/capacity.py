@@ -16,11 +16,12 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import msgspec
 
 from orpheus_ws import manifest as manifests
-from orpheus_ws.config import EngineConfig, read_options
+from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import find_engine
 from orpheus_ws.errors import StartupError
 from orpheus_ws.hardware import find_hardware
 from orpheus_ws.manifest import Manifest
+from orpheus_ws.settings import read_options
 
 Source = Literal["measured", "simulated", "override", "uncalibrated", "configured", "default"]
 """`simulated`: measured, with an engine that has no model."""

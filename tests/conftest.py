@@ -15,7 +15,7 @@ import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
 
-from orpheus_ws.config import ENVIRONMENT_PREFIX
+from orpheus_ws.settings import ENVIRONMENT_PREFIX
 
 # The metrics endpoint notices that it is to stop when it polls, by default every 0.5 s; the tests
 # start and stop some hundred servers.

@@ -5,8 +5,9 @@ It is opened by name, as anybody's engine is: `engine.name=tests.mortal_engine`.
 
 from typing import Final
 
-from orpheus_ws.config import EngineConfig, read_options
+from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import Engine, Prompt, simulated
+from orpheus_ws.settings import read_options
 
 DEADLY: Final = "Good night."
 

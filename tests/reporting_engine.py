@@ -3,8 +3,9 @@
 It is opened by name, as anybody's engine is: `engine.name=tests.reporting_engine`.
 """
 
-from orpheus_ws.config import EngineConfig, read_options
+from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import Engine, EngineStatistics, simulated
+from orpheus_ws.settings import read_options
 
 
 class Options(simulated.Options, frozen=True):

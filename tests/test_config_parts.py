@@ -7,8 +7,9 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from orpheus_ws.config import load_part, read_options
 from orpheus_ws.errors import StartupError
+from orpheus_ws.named_parts import load_part
+from orpheus_ws.settings import read_options
 
 # Named parts --------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ import click
 import msgspec
 
 from orpheus_ws.cli.files import write
-from orpheus_ws.config import install_advice
 from orpheus_ws.errors import BenchFailed, StartupError
+from orpheus_ws.named_parts import install_advice
 
 if TYPE_CHECKING:
     from orpheus_ws.bench import codec as codec_bench

@@ -19,11 +19,11 @@ import click
 import msgspec
 import numpy as np
 
-from orpheus_ws import config as configuration
 from orpheus_ws.audio import AUDIBLE
 from orpheus_ws.client import Backoff, connect
 from orpheus_ws.client.connection import check_url
 from orpheus_ws.errors import ClientError, Refused, StartupError
+from orpheus_ws.settings import ENVIRONMENT_PREFIX
 from orpheus_ws.tokens import SAMPLE_RATE
 
 API_KEY_VARIABLE: Final = "ORPHEUS_API_KEY"
@@ -211,9 +211,7 @@ def _local_server() -> Iterator[str]:
     command += ["--port", "0", "--metrics-port", "0", "--set", "log.level=warning"]
     # Without our own settings: they describe the server that the user runs.
     environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(configuration.ENVIRONMENT_PREFIX)
+        name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)
     }
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         # Being told to end is a reason to stop the server too.

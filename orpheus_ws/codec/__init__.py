@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from orpheus_ws.audio import Portion
-from orpheus_ws.config import CodecConfig, load_part
+from orpheus_ws.config import CodecConfig
+from orpheus_ws.named_parts import load_part
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import Frame
 

@@ -15,8 +15,9 @@ import numpy as np
 from msgspec import Meta
 
 from orpheus_ws.codec import Decoder, Work
-from orpheus_ws.config import CodecConfig, read_options
+from orpheus_ws.config import CodecConfig
 from orpheus_ws.pcm import Samples
+from orpheus_ws.settings import read_options
 from orpheus_ws.tokens import SAMPLES_PER_FRAME, Frame
 
 LOWEST_PERIODS: Final = 16

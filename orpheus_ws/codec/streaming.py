@@ -18,9 +18,10 @@ from orpheus_ws.codec.graphs import GraphPasses
 from orpheus_ws.codec.network import DELAY, ENDLESS, StreamingNetwork
 from orpheus_ws.codec.passes import Batch, EagerPasses, Passes
 from orpheus_ws.codec.weights import Device, load_model, place
-from orpheus_ws.config import CodecConfig, read_options
+from orpheus_ws.config import CodecConfig
 from orpheus_ws.errors import StartupError
 from orpheus_ws.pcm import Samples
+from orpheus_ws.settings import read_options
 from orpheus_ws.tokens import CODES_PER_FRAME, SAMPLES_PER_FRAME, Frame
 
 FRAME_SIZES: Final = (8, 4, 2, 1)

@@ -17,8 +17,9 @@ from torch import nn
 from orpheus_ws.codec import Decoder, Work
 from orpheus_ws.codec.network import DELAY
 from orpheus_ws.codec.weights import Device, load_model, place
-from orpheus_ws.config import CodecConfig, read_options
+from orpheus_ws.config import CodecConfig
 from orpheus_ws.pcm import Samples
+from orpheus_ws.settings import read_options
 from orpheus_ws.tokens import LEVEL_SLOTS, SAMPLES_PER_FRAME, Frame
 
 RADIUS: Final = DELAY

@@ -4,9 +4,10 @@ import contextlib
 import socket
 from typing import Final
 
-from orpheus_ws.config import Config, ServerConfig, load_part
+from orpheus_ws.config import Config, ServerConfig
 from orpheus_ws.doctor.check import Check, Status
 from orpheus_ws.errors import StartupError
+from orpheus_ws.named_parts import load_part
 from orpheus_ws.server import auth
 from orpheus_ws.server.tcp import UNSENT_LOW_WATER_BYTES, USER_TIMEOUT_MS
 

@@ -7,8 +7,8 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from orpheus_ws.config import install_advice
 from orpheus_ws.doctor.check import Check, Status
+from orpheus_ws.named_parts import install_advice
 
 DISTRIBUTION: Final = "orpheus-ws"
 EXTRAS: Final = {

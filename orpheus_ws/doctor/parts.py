@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 from orpheus_ws.capacity import DEVICES, settle
 from orpheus_ws.codec import find_decoder, weights_advice
-from orpheus_ws.config import Config, EngineConfig, TracingConfig, read_options
+from orpheus_ws.config import Config, EngineConfig, TracingConfig
 from orpheus_ws.doctor.check import Check, Status
 from orpheus_ws.engine import find_engine
 from orpheus_ws.errors import StartupError
 from orpheus_ws.server.parts import check_slots, codec_slots
+from orpheus_ws.settings import read_options
 from orpheus_ws.tracing import open_tracer
 
 

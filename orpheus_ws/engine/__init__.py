@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from orpheus_ws import tokens
-from orpheus_ws.config import EngineConfig, load_part
+from orpheus_ws.config import EngineConfig
+from orpheus_ws.named_parts import load_part
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):

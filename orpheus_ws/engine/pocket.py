@@ -27,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orpheus_ws import tokens
-from orpheus_ws.config import EngineConfig, read_options
+from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import EngineStatistics, Prompt
 from orpheus_ws.engine.pocket_encoder import PocketEncoder, frame_count
 from orpheus_ws.errors import EngineFailed, StartupError
+from orpheus_ws.settings import read_options
 
 DEFAULT_CAPACITY: Final = 8
 VOICE: Final = "heart"

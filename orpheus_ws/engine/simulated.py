@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from orpheus_ws import tokens
-from orpheus_ws.config import EngineConfig, read_options
+from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import Engine, EngineStatistics, Prompt
 from orpheus_ws.engine.simulated_speech import GOOD_FRAMES, Fault, script, spoken_frames
 from orpheus_ws.errors import EngineFailed, StartupError
@@ -30,6 +30,7 @@ from orpheus_ws.planning.steps import (
     prompt_tokens,
     step_times,
 )
+from orpheus_ws.settings import read_options
 
 DEFAULT_CAPACITY = 64
 CHARS_PER_SECOND = 15.0

@@ -21,7 +21,7 @@ import torch
 from msgspec import Meta
 
 from orpheus_ws import tokens
-from orpheus_ws.config import EngineConfig, read_options
+from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import EngineStatistics, Prompt
 from orpheus_ws.engine.checkpoint import Checkpoint, open_checkpoint
 from orpheus_ws.engine.checkpoint_limits import check_capacity, choose, choose_voices
@@ -29,6 +29,7 @@ from orpheus_ws.engine.torch_batch import Batch, Group
 from orpheus_ws.engine.torch_model import ATTENTION, SlotModel, check_device, load_model
 from orpheus_ws.engine.torch_sampling import LEGAL_COLUMNS, Sampler
 from orpheus_ws.errors import EngineFailed, StartupError
+from orpheus_ws.settings import read_options
 
 DEFAULT_CAPACITY: Final = 8
 DEFAULT_CONTEXT: Final = 2560

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from orpheus_ws import tokens
-from orpheus_ws.config import EngineConfig, read_options
+from orpheus_ws.config import EngineConfig
 from orpheus_ws.engine import EngineStatistics, Prompt
 from orpheus_ws.engine.trtllm_process import (
     Loaded,
@@ -33,6 +33,7 @@ from orpheus_ws.engine.trtllm_request import GIVEN_UP, Request
 from orpheus_ws.engine.trtllm_setup import Options, check_pool
 from orpheus_ws.engine.trtllm_watch import Watched, watch
 from orpheus_ws.errors import EngineFailed, StartupError
+from orpheus_ws.settings import read_options
 
 __all__ = ["Options", "TrtllmEngine", "examine", "open_engine"]
 

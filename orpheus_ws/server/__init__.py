@@ -24,10 +24,11 @@ from orpheus_ws import messages as m
 from orpheus_ws import pcm
 from orpheus_ws.capacity import Capacity
 from orpheus_ws.codec import weights_advice
-from orpheus_ws.config import Config, load_part
+from orpheus_ws.config import Config
 from orpheus_ws.context import Moved
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError, StartupError
 from orpheus_ws.metrics import Metrics
+from orpheus_ws.named_parts import load_part
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
 from orpheus_ws.server.connection import Connection

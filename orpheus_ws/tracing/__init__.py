@@ -10,7 +10,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Protocol
 
-from orpheus_ws.config import TracingConfig, load_part
+from orpheus_ws.config import TracingConfig
+from orpheus_ws.named_parts import load_part
 from orpheus_ws.trace import Trace
 
 

@@ -6,7 +6,8 @@ from typing import get_type_hints
 import pytest
 
 from docs import generate
-from orpheus_ws.config import Config, known_parts, load
+from orpheus_ws.config import Config, load
+from orpheus_ws.named_parts import known_parts
 from tests.test_reference import committed
 
 
