@@ -12,8 +12,9 @@ ABANDONED = 60.0
 class Socket:
     """A holder whose silence is set by the test."""
 
-    def __init__(self, silent_since: float | None = None) -> None:
+    def __init__(self, silent_since: float | None = None, tenant: str = "alice") -> None:
         self.silent_since = silent_since
+        self.tenant = tenant
         self.evictions = 0
 
     def evict(self) -> None:

@@ -28,6 +28,7 @@ from orpheus_ws.client import Backoff
 from orpheus_ws.client.backoff import PATIENCE_SECONDS
 from orpheus_ws.client.lasting import OPEN_SECONDS
 from orpheus_ws.context import MAX_FLUSHES
+from orpheus_ws.keys import read_keys
 from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
 from orpheus_ws.server import admission
 from orpheus_ws.server.auth import identify
@@ -387,8 +388,10 @@ def test_the_token_of_the_protocol_page() -> None:
     """The example of a token is the one that the code makes and accepts."""
     token = make_token("web", "secret", expires=2_000_000_000)
     assert f"    {token}\n" in PROTOCOL
-    access = config.AuthConfig(keys={"web": "secret"})
-    assert identify(access, Headers(), f"/v1/tts?token={token}", now=1_900_000_000) == "web"
+    keys = read_keys(config.AuthConfig(keys={"web": "secret"}))
+    key = identify(keys, Headers(), f"/v1/tts?token={token}", now=1_900_000_000)
+    assert key is not None
+    assert key.tenant == "web"
 
 
 def test_warnings_are_documented() -> None:

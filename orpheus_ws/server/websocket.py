@@ -10,6 +10,7 @@ from typing import Final
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 from websockets.protocol import OPEN
 
 from orpheus_ws import messages as m
@@ -97,3 +98,22 @@ class WebSocketPeer:
                 await self.socket.close(code, reason)
         except TimeoutError:
             self.socket.transport.abort()
+
+
+def traceparent(socket: ServerConnection) -> str | None:
+    """The header of the handshake; several are none, as W3C has it."""
+    assert socket.request is not None
+    found = socket.request.headers.get_all("traceparent")
+    return found[0] if len(found) == 1 else None
+
+
+def close_code(socket: ServerConnection) -> str:
+    """The code of whoever closed first; 1006 when the connection was simply lost.
+
+    Codes that only a client can think of are one label together, or it could make thousands.
+    """
+    protocol = socket.protocol
+    first = protocol.close_rcvd if protocol.close_rcvd_then_sent else protocol.close_sent
+    if first is None:
+        return "1006"
+    return str(int(first.code)) if any(first.code == known for known in CloseCode) else "other"
