@@ -14,7 +14,7 @@ from websockets.datastructures import Headers
 from orpheus_ws.access_tokens import make_token
 from orpheus_ws.config import AuthConfig, load
 from orpheus_ws.errors import StartupError
-from orpheus_ws.keys import ANONYMOUS, new_key, read_keys
+from orpheus_ws.keys import ANONYMOUS, read_keys
 from orpheus_ws.server import auth as door
 from orpheus_ws.server.auth import allows_origin, check_exposure
 
@@ -307,7 +307,9 @@ def test_anonymous_does_not_open_what_has_keys() -> None:
         (["http://app", "http://app"], True),
     ],
 )
-@pytest.mark.parametrize("access", [AuthConfig(origins=("http://app",)), AuthConfig(anonymous=True)])
+@pytest.mark.parametrize(
+    "access", [AuthConfig(origins=("http://app",)), AuthConfig(anonymous=True)]
+)
 def test_origins(access: AuthConfig, sent: list[str], allowed: bool) -> None:
     """Every one of them must be listed, or be the host's own if there is no list and no key."""
     headers = Headers([("Host", "app"), *(("Origin", origin) for origin in sent)])

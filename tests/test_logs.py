@@ -5,6 +5,8 @@ import io
 import json
 import logging
 import math
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +26,9 @@ def _restored_logging() -> Iterator[None]:
     """What `configure` changes is put back."""
     loggers = [logging.getLogger(name) for name in (None, "websockets")]
     before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    hooks = sys.excepthook, threading.excepthook, sys.unraisablehook
     yield
+    sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
     for logger, level, handlers in before:
         logger.setLevel(level)
         logger.handlers[:] = handlers

@@ -15,6 +15,7 @@ from orpheus_ws.cli.bench import bench
 from orpheus_ws.cli.calibrate import calibrate
 from orpheus_ws.cli.doctor import doctor
 from orpheus_ws.cli.exits import report
+from orpheus_ws.cli.key import key
 from orpheus_ws.cli.load import load
 from orpheus_ws.cli.say import say
 from orpheus_ws.cli.serve import serve
@@ -27,7 +28,7 @@ def cli() -> None:
     """Real-time Orpheus speech over WebSockets."""
 
 
-for command in (serve, say, load, calibrate, access_token, bench, doctor):
+for command in (serve, say, load, calibrate, key, access_token, bench, doctor):
     cli.add_command(command)
 
 
