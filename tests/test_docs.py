@@ -279,7 +279,7 @@ async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The examples of the clients' page do what the page says."""
     monkeypatch.chdir(tmp_path)
     # The last two need frameworks: `tests/slow/test_plugins.py` runs them.
-    turns, telephone, barge_in, script, tokens, _, _ = examples(CLIENTS)
+    turns, telephone, barge_in, script, tls, tokens, _, _ = examples(CLIENTS)
     async with harness.server() as started:
         lines = await output_of(turns, started.address.url)
         assert lines[0].startswith("voices: tara, ")
@@ -293,6 +293,7 @@ async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (line,) = await output_of(script, started.address.url)
         assert re.fullmatch(r"\d+ bytes", line)
         assert (tmp_path / "hello.wav").stat().st_size > 4 * 4096
+        assert await output_of(tls, "") == []
         (line,) = await output_of(tokens, "")
         token = line.partition("?token=")[2]
         assert verify_token({"web": "secret"}, token, time.time()) == "web"

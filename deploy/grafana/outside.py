@@ -202,7 +202,8 @@ CAPACITY: Final = (
     Panel(
         "Text by key",
         "short",
-        "Characters of text a second, by key. It says who uses the capacity.",
+        "Characters of text a second, by key: who uses the capacity. Good is whatever you expect of "
+        "each; a key that suddenly sends far more may be in other hands.",
         (Query(f"sum by (key) ({rate('orpheus_key_characters_total')})", "{{key}}"),),
     ),
     Panel(
