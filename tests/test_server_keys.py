@@ -50,7 +50,7 @@ class KeyFile:
     def replace(self, text: str) -> None:
         """Put another in its place."""
         fresh = self.path.with_suffix(".new")
-        fresh.write_text(text)
+        fresh.write_text(text, encoding="utf-8", errors="surrogatepass")
         os.replace(fresh, self.path)  # noqa: PTH105 - the name of what it does
 
 
@@ -120,7 +120,10 @@ async def test_a_change_is_seen(file: KeyFile, monkeypatch: pytest.MonkeyPatch) 
         assert await gets_in(started, ALICE)
 
 
-@pytest.mark.parametrize("broken", ["", "[alice]\n", '[alice]\nkeys = ["s3cret', None])
+@pytest.mark.parametrize(
+    "broken",
+    ["", "[alice]\n", '[alice]\nkeys = ["s3cret', "s3cret = " + "[" * 5000, "\ud800", None],
+)
 async def test_a_broken_file(
     file: KeyFile, broken: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import socket
@@ -16,6 +17,7 @@ from orpheus_ws.errors import ClientError, StartupError
 from orpheus_ws.server import Server
 from tests.certificates import Authority
 from tests.harness import peer, server, turns_until
+from tests.http_peers import SPEECH, speech
 from tests.server_peers import SENTENCE, STEPPED, closed, http, metric
 
 
@@ -88,7 +90,6 @@ async def test_versions(authority: Authority, version: str, agreed: str | None) 
 
 async def test_http(authority: Authority) -> None:
     """The port of HTTP speaks TLS as well; that of the metrics does not."""
-    pytest.importorskip("uvicorn")
     async with server("server.http_port=0", *authority.settings) as started:
         url = started.address.http_url
         assert url is not None
@@ -96,8 +97,12 @@ async def test_http(authority: Authority) -> None:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", started.address.http_port, ssl=authority.context
         )
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        asked = json.dumps(speech(f"{SENTENCE} " * 3)).encode()
+        head = f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(asked)}\r\n"
+        writer.write(f"{head}Connection: close\r\n\r\n".encode() + asked)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert len(answer) > 100_000
         writer.transport.abort()
         assert await metric(started, "orpheus_sockets_admitted") > 0
 

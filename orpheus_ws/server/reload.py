@@ -93,9 +93,10 @@ class Reloading:
     async def _read(self, source: Source) -> None:
         try:
             source.use(await asyncio.to_thread(source.read))
-        except StartupError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, this goes on looking
             self._metrics.reloads.labels(source.name, "failed").inc()
-            told = {"what": source.name, "error": str(error)}
+            why = str(error) if isinstance(error, StartupError) else type(error).__name__
+            told = {"what": source.name, "error": why}
             _log.error("not read again; what was read before stays in use", extra=told)
         else:
             self._metrics.reloads.labels(source.name, "done").inc()
