@@ -237,9 +237,12 @@ class Disconnected(ClientError):
 
 
 class UtteranceFailed(ClientError):
-    """The server ended the utterance with `error`; `code` and `retryable` are the server's."""
+    """The server ended the utterance with `error`; `code`, `retryable` and the wait are the server's."""
 
-    def __init__(self, message: str, *, code: str, retryable: bool) -> None:
+    def __init__(
+        self, message: str, *, code: str, retryable: bool, retry_after_ms: int | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.retryable = retryable
+        self.retry_after_ms = retry_after_ms

@@ -472,3 +472,5 @@ async def test_the_client_hears_of_it() -> None:
         with pytest.raises(UtteranceFailed) as failed:
             await client.speak(SHORT).read()
         assert (failed.value.code, failed.value.retryable) == ("rate_limited", True)
+        assert failed.value.retry_after_ms is not None
+        assert 0 < failed.value.retry_after_ms <= 60_000

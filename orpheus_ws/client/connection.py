@@ -187,6 +187,7 @@ class Connection:
                     f"{message.code}: {message.message}",
                     code=message.code,
                     retryable=message.retryable,
+                    retry_after_ms=message.retry_after_ms,
                 )
                 self._deliver(message.context, error)
             case m.Ready() | m.Pong():
