@@ -19,6 +19,7 @@ from tests.certificates import Authority
 from tests.harness import peer, server, turns_until
 from tests.http_peers import SPEECH, speech
 from tests.server_peers import SENTENCE, STEPPED, closed, http, metric
+from tests.test_server_slow import ENDLESS, MAX_UNSENT, SMALL_BUFFER, fall_silent
 
 
 @pytest.fixture
@@ -229,20 +230,21 @@ async def test_slots_come_back(authority: Authority) -> None:
 
 
 async def test_who_reads_nothing(authority: Authority) -> None:
-    """A slow consumer is closed over TLS as it is without."""
-    settings = ("server.write_seconds=0.3", "limits.text_chars=100000")
+    """A slow consumer is closed over TLS as it is without, and little more waits for it until then.
+
+    A client's own event loop reads 256 KiB ahead for TLS, whether the client reads or not.
+    """
     async with (
-        server(*authority.settings, *settings) as started,
-        peer(started.address.url, tls=authority.context, receive_buffer=4096) as connected,
+        server(*authority.settings, *ENDLESS) as started,
+        peer(started.address.url, tls=authority.context, receive_buffer=SMALL_BUFFER) as slow,
     ):
-        await connected.send(m.Config(lead_ms=10_000, encoding="pcm_f32le", sample_rate=48_000))
-        for name in range(20):
-            await connected.say(str(name), f"{SENTENCE} " * 10)
-        connected.socket.transport.pause_reading()
+        await fall_silent(slow, 10_000)
         closes = started.metrics.socket_closes.labels("1008")
         await turns_until(lambda: closes._value.get() == 1)
         await turns_until(lambda: started.admission.active == 0)
-        connected.socket.transport.abort()
+        sent = 48_000 * await metric(started, "orpheus_audio_seconds_total")
+        assert sent - 262_144 < MAX_UNSENT + 65_536
+        slow.socket.transport.abort()
 
 
 async def test_draining(authority: Authority) -> None:
