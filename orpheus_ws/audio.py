@@ -213,8 +213,8 @@ class Player:
         self._dry_at += seconds
 
     def excuse(self, now: float) -> None:
-        """If it starves, that was the listener's own doing until now."""
-        self._dry_at = max(self._dry_at, now)
+        """If it starves by now, that was the listener's own doing; it begins anew."""
+        self._dry_at = max(self._dry_at, now + self._prebuffer)
 
     def in_hand(self, now: float) -> float:
         """Seconds of audio received and not yet played."""

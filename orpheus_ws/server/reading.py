@@ -15,6 +15,10 @@ RECEIPT_SECONDS: Final = 0.5
 """Audio after which a receipt is asked for, at the end of a message. It costs two frames of a few bytes."""
 RECEIPT_SLACK: Final = RECEIPT_SECONDS + LARGEST_PORTION
 """The most that may have been read and has no receipt."""
+LONGEST_ROUND_TRIP: Final = 1.0
+"""What is under way and read meanwhile. Only a lead shorter than this could run out over it."""
+TRIAL_SECONDS: Final = 10.0
+"""Audio for which receipts are asked for though none has ever come. More would only pile up."""
 
 
 def most_unread(lead: float) -> float:
@@ -22,7 +26,7 @@ def most_unread(lead: float) -> float:
 
     One that reads only what is played has all of its lead unread.
     """
-    return lead + RECEIPT_SLACK
+    return max(lead, LONGEST_ROUND_TRIP) + RECEIPT_SLACK
 
 
 class Reading:
@@ -38,15 +42,12 @@ class Reading:
     def sent(self, seconds: float) -> bool:
         """More was sent. Returns whether a receipt should be asked for now."""
         self._sent += seconds
-        return self._sent - self._asked >= RECEIPT_SECONDS and self.owes
+        return (self._sent - self._asked >= RECEIPT_SECONDS or self._asked == 0.0) and self.owes
 
     @property
     def owes(self) -> bool:
-        """Whether there is something that no receipt was asked for, and one may be.
-
-        The first must come before there is a second: to who never answers none are sent for nothing.
-        """
-        return self._sent > self._asked and (self._answers or self._asked == 0.0)
+        """Whether there is something that no receipt was asked for, and one may be."""
+        return self._sent > self._asked and (self._answers or self._asked < TRIAL_SECONDS)
 
     def ask(self) -> float:
         """A receipt is asked for. Returns what to tell `read` when it comes."""
