@@ -11,7 +11,7 @@ from typing import Final
 
 from orpheus_ws.audio import LARGEST_PORTION
 
-RECEIPT_SECONDS: Final = 0.5
+RECEIPT_SECONDS: Final = 1.0
 """Audio after which a receipt is asked for, at the end of a message. It costs two frames of a few bytes."""
 RECEIPT_SLACK: Final = RECEIPT_SECONDS + LARGEST_PORTION
 """The most that may have been read and has no receipt."""
