@@ -140,7 +140,7 @@ class Metrics:
         self.audio_seconds = tally("audio_seconds", "Seconds of audio sent")
         self.orphaned_seconds = self._counter(
             "orphaned_audio_seconds",
-            "Seconds of audio generated and never heard: cancelled or disconnected",
+            "Seconds of audio generated and never heard or read: cancelled or disconnected",
         )
         self.underruns = self._counter("underruns", "Starvations of the virtual player")
         self.underrun_seconds = self._counter(

@@ -141,6 +141,9 @@ class HttpPeer:
         if not self.open:
             raise PeerGone("the response is over, or the client has left")
 
+    def ping(self, answered: Callable[[], None]) -> None:
+        """See `Peer`. HTTP has no way to ask."""
+
     async def close(self, code: int, reason: str) -> None:
         """See `Peer`. What was put is sent first; a client that does not take it is cut off."""
         if code != 1000 and self._failure is None:

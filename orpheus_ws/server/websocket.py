@@ -5,7 +5,8 @@ frames or none, which are in the socket's own buffer together before anybody wai
 """
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from websockets.asyncio.server import ServerConnection
@@ -39,6 +40,7 @@ class WebSocketPeer:
         self._translator = translator
         self._outbox = outbox
         self._message_bytes = message_bytes
+        self._pings = itertools.count()
 
     @property
     def open(self) -> bool:
@@ -90,6 +92,22 @@ class WebSocketPeer:
             else:
                 self.hang_up = frame
         return size
+
+    def ping(self, answered: Callable[[], None]) -> None:
+        """See `Peer`. The library's own `ping` could not be called without waiting for room."""
+        if not self.open:
+            return
+
+        def done(pong: asyncio.Future[float]) -> None:
+            if pong.exception() is None:  # else the socket was lost
+                answered()
+
+        data = b"read %d" % next(self._pings)
+        pong: asyncio.Future[float] = self.socket.loop.create_future()
+        pong.add_done_callback(done)
+        self.socket.pending_pings[data] = (pong, self.socket.loop.time())
+        self.socket.protocol.send_ping(data)
+        self._outbox.post(self.socket, len(data))
 
     async def close(self, code: int, reason: str) -> None:
         """See `Peer`. It may be that the close frame is never read."""
