@@ -67,7 +67,10 @@ def _anybody(_context: Context) -> bool:
 
 
 class Session:
-    """The contexts of one socket. `new_seed` draws a seed for a context that names none."""
+    """The contexts of one socket. `new_seed` draws a seed for a context that names none.
+
+    Text that has no sound is `done` without any audio, or, if `sounds`, after a moment of silence.
+    """
 
     def __init__(
         self,
@@ -77,12 +80,14 @@ class Session:
         context_idle_seconds: float,
         new_seed: Callable[[], int],
         moved: Moved = _unheard,
+        sounds: bool = False,
     ) -> None:
         self._voices = voices
         self._limits = limits
         self._context_idle_seconds = context_idle_seconds
         self._new_seed = new_seed
         self._moved = moved
+        self._sounds = sounds
         self._defaults = m.Settings(voice=voices[0])
         self._live: OrderedDict[str, Context] = OrderedDict()
         self._ended: OrderedDict[str, bool] = OrderedDict()  # id → already warned
@@ -257,8 +262,9 @@ class Session:
             started = context.begin(now)
             return Speak(context, item, () if started is None else (started,))
         if context.ended:
+            silence = context.silence() if self._sounds and context.unsounded else []
             self._finish(context, Event.FINISH)
-            return Say((context.done(),))
+            return Say((*silence, context.done()))
         if context.state is State.SPEAKING:
             context.move(Event.DRY)
             context.idle_since = now

@@ -32,7 +32,7 @@ from orpheus_ws.named_parts import load_part
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.entrance import Entrance
+from orpheus_ws.server.entrance import Entrance, traceparent
 from orpheus_ws.server.handshake import AdmittedConnection, Handshake
 from orpheus_ws.server.health import PROBE_SECONDS, Health
 from orpheus_ws.server.outbox import Outbox
@@ -142,7 +142,13 @@ class Server:
             self._outbox,
             self.config.limits.message_bytes,
         )
-        connection = self.converse(peer, socket.key, _traceparent(socket))
+        assert socket.request is not None
+        connection = self.converse(
+            peer,
+            socket.key,
+            traceparent(socket.request.headers),
+            sounds=socket.surface.sounds,
+        )
         socket.serving = connection
         try:
             await self.serve(connection)
@@ -150,14 +156,21 @@ class Server:
             socket.serving = None
             self.metrics.socket_closes.labels(_close_code(socket)).inc()
 
-    def converse(self, peer: Peer, key: str | None, traceparent: str | None = None) -> Connection:
+    def converse(
+        self,
+        peer: Peer,
+        key: str | None,
+        traceparent: str | None = None,
+        *,
+        sounds: bool = True,
+    ) -> Connection:
         """A conversation with somebody who has a slot; `key` is the name of his key.
 
-        `traceparent` is what came with his request, in whatever form.
+        `traceparent` is what came with his request, in whatever form; `sounds` as in `Surface`.
         """
         return Connection(
             peer,
-            open_session=self._open_session,
+            open_session=lambda moved: self._open_session(moved, sounds=sounds),
             synthesis=self.synthesis,
             turns=self.turns,
             health=self.health,
@@ -228,13 +241,14 @@ class Server:
         finally:
             self._dead.set()
 
-    def _open_session(self, moved: Moved) -> Session:
+    def _open_session(self, moved: Moved, *, sounds: bool) -> Session:
         return Session(
             voices=self.engine.voices,
             limits=self._limits,
             context_idle_seconds=self.config.limits.context_idle_seconds,
             new_seed=lambda: secrets.randbelow(2**31),
             moved=moved,
+            sounds=sounds,
         )
 
     @property
@@ -256,13 +270,6 @@ class Server:
             voices=self.engine.voices,
             limits=self._limits,
         )
-
-
-def _traceparent(socket: ServerConnection) -> str | None:
-    """The header of the handshake; several are none, as W3C has it."""
-    assert socket.request is not None
-    found = socket.request.headers.get_all("traceparent")
-    return found[0] if len(found) == 1 else None
 
 
 def _close_code(socket: ServerConnection) -> str:
@@ -356,7 +363,7 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
         server.config,
         server.entrance,
         server.engine.voices,
-        lambda peer, key: server.serve(server.converse(peer, key)),
+        lambda peer, key, traceparent: server.serve(server.converse(peer, key, traceparent)),
     )
     stack.push_async_callback(front.close)
     with binding(config.host, config.http_port, "server.http_port"):

@@ -41,8 +41,8 @@ KEEP_ALIVE_SECONDS: Final = 150
 """An idle connection is closed after so long. Load balancers (60 s) and clients (LiveKit: 120 s) leave
 earlier, so nobody sends a request to a server that closes in that instant."""
 
-Serve = Callable[[HttpPeer, str], Awaitable[None]]
-"""Serve a conversation to its end, with the name of the key."""
+Serve = Callable[[HttpPeer, str, str | None], Awaitable[None]]
+"""Serve a conversation to its end, with the name of the key and the request's `traceparent`."""
 
 
 class HttpFront:
@@ -122,7 +122,7 @@ class HttpFront:
         )
 
     async def _plain(self, request: Request) -> Response:
-        page = await self._entrance.page(request.url.path)
+        page = await self._entrance.page(request.scope["path"])
         assert page is not None
         status, body = page
         return _json(status, msgspec.json.encode(body) + b"\n")
@@ -200,7 +200,7 @@ class _Speech:
         if refusal is not None:
             await refuse(refusal, key)
             return
-        await self._answer(peer, key)
+        await self._answer(peer, key, entrance.traceparent(_headers(request)))
 
     async def _body(self, request: Request) -> bytes | Refusal:
         """The whole body. Raises `ClientDisconnect`."""
@@ -217,7 +217,7 @@ class _Speech:
         return bytes(body)
 
     def _opening(self, request: Request) -> Opening:
-        query = parse_qsl(request.url.query, keep_blank_values=True)
+        query = parse_qsl(request.scope["query_string"].decode("ascii"), keep_blank_values=True)
         return Opening(
             parameters=request.path_params,
             query=auth.without_secrets(query),
@@ -226,12 +226,12 @@ class _Speech:
             voices=self._voices,
         )
 
-    async def _answer(self, peer: HttpPeer, key: str) -> None:
+    async def _answer(self, peer: HttpPeer, key: str, traceparent: str | None) -> None:
         self._peers.add(peer)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(peer.write())
-                await self._serve(peer, key)
+                await self._serve(peer, key, traceparent)
         finally:
             self._peers.discard(peer)
             self._entrance.admission.release(peer)
@@ -261,16 +261,25 @@ class _Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
         super().data_received(data)
-        # A head of which a part has come, or a body of a request that was refused already.
-        part, _ = self.conn.trailing_data
-        begun = self.conn.their_state is h11.IDLE and bool(part)
-        self._expect(more=begun or self.conn.our_state is h11.DONE)
+        self._expect(more=self._owed)
+
+    def on_response_complete(self) -> None:
+        """Called at the end of a response: a part of the next request may be here already."""
+        super().on_response_complete()
+        self._expect(more=self._owed)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self._expect(more=False)
         super().connection_lost(exc)
         self.closed.set_result(None)
+
+    @property
+    def _owed(self) -> bool:
+        """A head of which a part has come, or the rest of a body that was answered already."""
+        part, _ = self.conn.trailing_data
+        begun = self.conn.their_state is h11.IDLE and bool(part)
+        return begun or self.conn.our_state is h11.DONE
 
     def _expect(self, *, more: bool) -> None:
         if not more and self._deadline is not None:
@@ -287,7 +296,8 @@ def _headers(request: Request) -> Headers:
 
 
 def _target(request: Request) -> str:
-    return f"{request.url.path}?{request.url.query}"
+    # Not `request.url`: that is put together with what the client says of its host.
+    return f"{request.scope['path']}?{request.scope['query_string'].decode('ascii')}"
 
 
 def _json(status: int, body: bytes, headers: Any = None) -> Response:
