@@ -115,11 +115,14 @@ class HttpFront:
             routes += [Route(path, self._page(surface, path)) for path in surface.pages]
             speech = self._speeches[surface.name]
             routes += [Route(path, speech, methods=["POST"]) for path in surface.paths]
-        return Starlette(
+        application = Starlette(
             routes=routes,
             middleware=_cross_origin(self._config.auth),
             exception_handlers={HTTPException: self._unknown},
         )
+        # It would send clients to whatever they said that this host is called.
+        application.router.redirect_slashes = False
+        return application
 
     async def _plain(self, request: Request) -> Response:
         page = await self._entrance.page(request.scope["path"])
@@ -240,7 +243,9 @@ class _Speech:
 class _Protocol(H11Protocol):
     """A connection whose peer has to come to the end of what it sends, within `head_seconds`.
 
-    The library limits how long nothing may come, but not how long a request may take to come.
+    The library limits how long nothing may come, but not how long a request may take to come; and
+    only its parser knows what is still owed. It has no public way to ask, so this is the one place
+    that builds on the inside of uvicorn, whose version is bounded for that.
     """
 
     def __init__(self, config: uvicorn.Config, state: ServerState, head_seconds: float) -> None:
@@ -267,6 +272,13 @@ class _Protocol(H11Protocol):
         """Called at the end of a response: a part of the next request may be here already."""
         super().on_response_complete()
         self._expect(more=self._owed)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for bytes that are no HTTP: in the rest of a body that was answered, too late for 400."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
