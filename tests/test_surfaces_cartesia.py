@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from orpheus_ws import messages as m
@@ -18,13 +18,11 @@ from orpheus_ws.surfaces import Opening, Translator
 from orpheus_ws.surfaces.cartesia import PATH, SURFACES
 from tests.harness import server, turns_until
 from tests.server_peers import SENTENCE, STEPPED, metric
+from tests.surface_clients import BYTES_PER_SECOND, LEAD_SECONDS, SEGMENT_SECONDS, JsonClient
+from tests.translators import receive, send
 
 VOICES = ("tara", "leo")
 RAW = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}
-BYTES_PER_SECOND = 48_000
-LEAD_SECONDS = 2.0
-SEGMENT_SECONDS = 3.5
-"""More than `SENTENCE` takes."""
 
 
 def translator() -> Translator:
@@ -43,16 +41,6 @@ def request(context: str = "a", transcript: Any = "Hi.", **fields: Any) -> dict[
 def part(context: str = "a", transcript: Any = "Hi.", **fields: Any) -> dict[str, Any]:
     """The same of a turn that goes on."""
     return request(context, transcript, **fields) | {"continue": True}
-
-
-def receive(translated: Translator, *requests: dict[str, Any]) -> list[m.ClientMessage]:
-    """What requests mean."""
-    return [message for each in requests for message in translated.receive(json.dumps(each))]
-
-
-def send(translated: Translator, *messages: m.ServerMessage) -> list[dict[str, Any]]:
-    """What is sent for messages."""
-    return [json.loads(str(frame)) for each in messages for frame in translated.send(each)]
 
 
 def spoken(messages: Sequence[m.ClientMessage]) -> str:
@@ -266,16 +254,13 @@ def test_garbage(fields: dict[str, Any]) -> None:
 # The socket ---------------------------------------------------------------------------------------
 
 
-class Client:
-    """A client's end, written by hand."""
+class Client(JsonClient):
+    """A client's end."""
 
-    def __init__(self, socket: ClientConnection) -> None:
-        self.socket = socket
-
-    async def send(self, *requests: dict[str, Any]) -> None:
-        """Send requests in order."""
-        for each in requests:
-            await self.socket.send(json.dumps(each))
+    @staticmethod
+    def audio(frame: str | bytes) -> bytes:
+        """See `JsonClient`."""
+        return base64.b64decode(json.loads(frame).get("data", ""))
 
     async def event(self) -> dict[str, Any]:
         """The next event."""
@@ -289,13 +274,6 @@ class Client:
             assert event["type"] in ("chunk", "flush_done", "timestamps")
             heard += base64.b64decode(event.get("data", ""))
         return heard, event
-
-    async def hear(self, seconds: float) -> int:
-        """Listen for as long; how many bytes that were."""
-        heard = 0
-        while heard < seconds * BYTES_PER_SECOND:
-            heard += len(base64.b64decode((await self.event()).get("data", "")))
-        return heard
 
 
 def client(started: Server, **headers: str) -> connect:
