@@ -222,13 +222,33 @@ def test_what_does_not_fit_ends_its_context(fields: dict[str, Any], advice: str)
      json.dumps(request("x" * 129)), json.dumps(request("")), "[" * 100_000],
 )  # fmt: skip
 def test_what_names_no_context(frame: str | bytes) -> None:
-    """It says nothing of any context, and above all `*` cancels none."""
+    """It ends the context that its error names, the last one, and above all `*` cancels no other."""
     translated = translator()
-    receive(translated, request("latest"))
+    assert refused(translated, frame).context is None
+    receive(translated, part("other"), part("latest"))
     refusal = refused(translated, frame)
-    assert refusal.context is None
-    told = m.Error(code="bad_message", message="m", retryable=False, fatal=False)
+    assert (refusal.context, refusal.cancels) == ("latest", True)
+    told = m.Error(code="message_too_big", message="m", retryable=False, fatal=True)
     assert send(translated, told)[0]["context_id"] == "latest"
+
+
+def test_more_for_a_complete_context() -> None:
+    """It is an error, and so the context's end; to complete it once more means nothing."""
+    translated = translator()
+    receive(translated, request())
+    for nothing in (request(transcript=""), request(transcript=" ")):
+        assert receive(translated, nothing) == []
+    for more in (request(), part(transcript="Oh."), part(transcript="", flush=True)):
+        refusal = refused(translated, more)
+        assert (refusal.context, refusal.cancels) == ("a", True)
+
+
+def test_more_for_an_idle_context() -> None:
+    """What the server has completed, because another context waited, is no different."""
+    translated = translator()
+    receive(translated, part())
+    assert send(translated, m.Warn(context="a", code="context_idle", message="m")) == []
+    assert refused(translated, part()).context == "a"
 
 
 VALUES = st.one_of(
