@@ -77,7 +77,6 @@ class VllmOmni(Grammar):
         return fields(frame).get("type") == "voice.list"
 
     def __init__(self) -> None:
-        self._configured = False
         self._done = 0
         self._over: set[int] = set()
         self._sentence: tuple[int, int] | None = None
@@ -85,9 +84,7 @@ class VllmOmni(Grammar):
 
     def sent(self, frame: str | bytes) -> None:
         """See `Grammar`."""
-        kind = fields(frame).get("type")
-        self._configured |= kind == "session.config"
-        self._done += kind == "input.done" and self._configured
+        self._done += fields(frame).get("type") == "input.done"
 
     def got(self, frame: str | bytes | HangUp) -> None:
         """See `Grammar`."""

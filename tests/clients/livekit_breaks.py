@@ -23,7 +23,8 @@ ONCE = APIConnectOptions(max_retry=0, retry_interval=0.01, timeout=5.0)
 
 async def spoken(tts: TTS) -> float:
     """A turn to its end, in seconds."""
-    return (await tts.synthesize(TEXT, conn_options=ONCE).collect()).duration
+    seconds: float = (await tts.synthesize(TEXT, conn_options=ONCE).collect()).duration
+    return seconds
 
 
 async def listen(tts: TTS) -> None:
