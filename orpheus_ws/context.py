@@ -16,6 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 from orpheus_ws import messages as m
 from orpheus_ws.errors import RateLimited
+from orpheus_ws.pcm import silence
 from orpheus_ws.text import Segmenter, estimate_seconds, split_spoken, word_times
 from orpheus_ws.trace import Trace
 
@@ -62,6 +63,9 @@ TRANSITIONS: Final[dict[State, dict[Event, State]]] = {
 }
 TERMINAL: Final = frozenset(state for state, events in TRANSITIONS.items() if not events)
 
+SILENCE_SECONDS: Final = 0.1
+"""How long it is silent for a text that has no sound."""
+
 MAX_FLUSHES: Final = 256
 """Flushes of one context that may wait to be answered; nothing grows with a slow client."""
 
@@ -102,6 +106,7 @@ class Context:
         self.idle_since = now
         """When it last got text or ran dry."""
         self._moved = moved
+        self._given = False  # text that is more than white space
         self._segmenter = Segmenter(settings.mode)
         self._queue: deque[str | FlushMark] = deque()
         self._queued_chars = 0
@@ -123,6 +128,7 @@ class Context:
 
     def feed(self, text: str, now: float) -> None:
         """More text arrived."""
+        self._given = self._given or bool(text.strip())
         self._enqueue(self._segmenter.feed(text), now)
         self.idle_since = now
         self._stall_at = now + self.settings.max_delay_ms / 1000
@@ -182,6 +188,19 @@ class Context:
     def has_segment(self) -> bool:
         """Whether `pop` would give text to be spoken."""
         return bool(self._queue) and isinstance(self._queue[0], str)
+
+    @property
+    def unsounded(self) -> bool:
+        """Whether it was given text and nothing of it was heard: an emoji, punctuation."""
+        return self._given and not self.delivered
+
+    def silence(self) -> list[m.ServerMessage]:
+        """A segment without a word: `SILENCE_SECONDS` of nothing."""
+        samples = int(SILENCE_SECONDS * self.settings.sample_rate)
+        pcm = silence(self.settings.encoding, samples)
+        segment, audio = self.segment(""), self.audio(pcm, samples)
+        assert audio is not None
+        return [segment, audio, *self.end_segment("", "empty")]
 
     def begin(self, now: float) -> m.Started | None:
         """A segment is about to be spoken; `started` when it is the context's first."""

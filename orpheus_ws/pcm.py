@@ -142,6 +142,11 @@ class Chunk(NamedTuple):
     samples: int
 
 
+def silence(encoding: str, samples: int) -> bytes:
+    """So many samples in which nothing is heard."""
+    return ENCODINGS[encoding](np.zeros(samples, np.float32))
+
+
 def check_format(encoding: str, sample_rate: int) -> None:
     """Raise `UnsupportedFormat` for what `ready` does not offer."""
     if encoding not in ENCODINGS:

@@ -98,7 +98,8 @@ def _anybody(_context: Context) -> bool:
 class Session:
     """The contexts of one socket. `new_seed` draws a seed for a context that names none.
 
-    `allowance` is asked for every context and every text.
+    `allowance` is asked for every context and every text. Text that has no sound is `done` without any
+    audio, or, if `sounds`, after a moment of silence.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Session:
         new_seed: Callable[[], int],
         moved: Moved = _unheard,
         allowance: Allowance | None = None,
+        sounds: bool = False,
     ) -> None:
         self._voices = voices
         self._limits = limits
@@ -117,6 +119,7 @@ class Session:
         self._new_seed = new_seed
         self._moved = moved
         self._allowance = allowance or _Unlimited()
+        self._sounds = sounds
         self._defaults = m.Settings(voice=voices[0])
         self._live: OrderedDict[str, Context] = OrderedDict()
         self._ended: OrderedDict[str, bool] = OrderedDict()  # id → already warned
@@ -296,8 +299,9 @@ class Session:
             started = context.begin(now)
             return Speak(context, item, () if started is None else (started,))
         if context.ended:
+            silence = context.silence() if self._sounds and context.unsounded else []
             self._finish(context, Event.FINISH)
-            return Say((context.done(),))
+            return Say((*silence, context.done()))
         if context.state is State.SPEAKING:
             context.move(Event.DRY)
             context.idle_since = now

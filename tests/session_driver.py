@@ -30,7 +30,9 @@ Move = tuple[Context, State | None, State]
 class Driver:
     """Both sides of one socket's session. `sent` is what the peer has got, in order."""
 
-    def __init__(self, *, contexts: int = 4, text_chars: int = 400, chunks: int = 3) -> None:
+    def __init__(
+        self, *, contexts: int = 4, text_chars: int = 400, chunks: int = 3, sounds: bool = False
+    ) -> None:
         self.now = 100.0
         self.sent: list[m.ServerMessage] = []
         self.moves: list[Move] = []
@@ -52,6 +54,7 @@ class Driver:
             context_idle_seconds=IDLE_SECONDS,
             new_seed=lambda: next(seeds),
             moved=lambda context, old, new: self.moves.append((context, old, new)),
+            sounds=sounds,
         )
 
     def receive(self, *messages: m.ClientMessage) -> list[m.ServerMessage]:

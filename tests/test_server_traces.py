@@ -24,9 +24,10 @@ from orpheus_ws import messages as m
 from orpheus_ws.logs import Formatter
 from orpheus_ws.tracing import otel
 from orpheus_ws.tracing.otel import OtelTracer
-from tests.harness import Peer, peer, turns_until
+from tests.harness import Peer, peer, server, turns_until
+from tests.http_peers import SPEECH, calling, speech
 from tests.server_peers import SENTENCE, STEPPED, one, rest
-from tests.spans import Spans, attributes, duration, events, traced
+from tests.spans import Spans, attributes, collecting, duration, events, traced
 
 AGENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TURN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -116,6 +117,26 @@ async def test_whose_child_it_is(
     assert named(utterance) == (parent, links)
     assert utterance.context is not None
     assert parent is None or f"{utterance.context.trace_id:032x}" in parent
+
+
+@pytest.mark.parametrize("headers", [[], [AGENT], [AGENT, TURN], ["marked words"], [NOBODY]])
+async def test_whose_child_a_request_is(headers: list[str]) -> None:
+    """Over HTTP the request's header says it, as that of a handshake does; several say nothing."""
+    with collecting() as collector:
+        settings = ("server.http_port=0", f"tracing.endpoint={collector.endpoint}")
+        async with server(*settings) as started, calling(started) as caller:
+            body = json.dumps(speech(SENTENCE)).encode()
+            lines = [f"Content-Length: {len(body)}", *(f"Traceparent: {each}" for each in headers)]
+            head = "\r\n".join((f"POST {SPEECH} HTTP/1.1", "Host: x", *lines, "", ""))
+            caller.writer.write(head.encode() + body)
+            assert (await caller.reader.readline()).split()[1] == b"200"
+            await turns_until(lambda: not started._connections)
+    (span,) = collector.spans("utterance")
+    if headers == [AGENT]:
+        _, trace, parent, _ = AGENT.split("-")
+        assert (span.trace_id.hex(), span.parent_span_id.hex()) == (trace, parent)
+    else:
+        assert span.parent_span_id == b""
 
 
 async def test_a_caller_who_does_not_sample(caplog: pytest.LogCaptureFixture) -> None:

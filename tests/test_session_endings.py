@@ -1,10 +1,12 @@
 """Session: one terminal message per context, and nothing after it."""
 
+import numpy as np
 import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.context import State
 from orpheus_ws.errors import BadMessage, EngineFailed, MessageTooBig, OrpheusError, SlowConsumer
+from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
 from orpheus_ws.session import (
     REMEMBERED_CONTEXTS,
     Wait,
@@ -32,10 +34,10 @@ def ended(driver: Driver, how: str) -> None:
     driver.sent.clear()
 
 
-ENDINGS = pytest.mark.parametrize("how", ["done", "cancelled", "error"])
+every_ending = pytest.mark.parametrize("how", ["done", "cancelled", "error"])
 
 
-@ENDINGS
+@every_ending
 def test_ghost_context(how: str) -> None:
     """ghost-context: late messages get one warning, and nothing is spoken until an `open`."""
     driver = Driver()
@@ -59,7 +61,7 @@ def test_closed_context_is_warned_of_once_whatever_came_first(late: m.ClientMess
         assert codes(driver.receive(late, m.End(context="a"))) == warned("a")
 
 
-@ENDINGS
+@every_ending
 def test_open_again(how: str) -> None:
     """An explicit `open` uses an ended id again, as a context of its own that counts from zero."""
     driver = Driver()
@@ -70,6 +72,41 @@ def test_open_again(how: str) -> None:
     audio = [message for message in driver.sent if isinstance(message, m.Audio)]
     assert (audio[0].seq, audio[0].offset) == (0, 0)
     assert only(driver, m.Done).chars == len("Here again.")
+
+
+@pytest.mark.parametrize("rate", SAMPLE_RATES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_text_without_sound(encoding: str, rate: int) -> None:
+    """Where a turn must sound, it is 100 ms of nothing in the format of its context."""
+    driver = Driver(sounds=True)
+    opened = m.Open(context="a", encoding=encoding, sample_rate=rate, words=True)
+    driver.receive(opened, *say("a", "… 🙂"))
+    driver.run()
+    segment, audio, words, done = driver.sent
+    assert segment == m.Segment(context="a", index=0, text="", offset=0)
+    assert isinstance(audio, m.Audio)
+    assert audio.pcm == ENCODINGS[encoding](np.zeros(rate // 10, np.float32))
+    assert words == m.Words(context="a", words=())
+    assert isinstance(done, m.Done)
+    assert (done.reason, done.audio_ms, done.chars) == ("empty", 100, 0)
+
+
+@pytest.mark.parametrize("text", ["", " \n", "Hello there."])
+def test_nothing_is_silent_that_needs_not(text: str) -> None:
+    """No text at all has no sound anywhere, and words have their own."""
+    plain, sounding = Driver(), Driver(sounds=True)
+    for driver in (plain, sounding):
+        driver.receive(*say("a", text))
+        driver.run()
+    assert sounding.transcript() == plain.transcript()
+
+
+def test_silence_for_somebody_who_has_left() -> None:
+    """What was cancelled before it was its turn is not answered with silence."""
+    driver = Driver(sounds=True)
+    driver.receive(*say("a", "🙂"), m.Cancel(context="a"))
+    driver.run()
+    assert driver.transcript() == ["cancelled a"]
 
 
 def test_after_end() -> None:

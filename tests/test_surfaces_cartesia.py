@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from orpheus_ws import messages as m
@@ -18,13 +18,11 @@ from orpheus_ws.surfaces import Opening, Translator
 from orpheus_ws.surfaces.cartesia import PATH, SURFACES
 from tests.harness import server, turns_until
 from tests.server_peers import SENTENCE, STEPPED, metric
+from tests.surface_clients import BYTES_PER_SECOND, LEAD_SECONDS, SEGMENT_SECONDS, JsonClient
+from tests.translators import receive, send
 
 VOICES = ("tara", "leo")
 RAW = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}
-BYTES_PER_SECOND = 48_000
-LEAD_SECONDS = 2.0
-SEGMENT_SECONDS = 3.5
-"""More than `SENTENCE` takes."""
 
 
 def translator() -> Translator:
@@ -43,16 +41,6 @@ def request(context: str = "a", transcript: Any = "Hi.", **fields: Any) -> dict[
 def part(context: str = "a", transcript: Any = "Hi.", **fields: Any) -> dict[str, Any]:
     """The same of a turn that goes on."""
     return request(context, transcript, **fields) | {"continue": True}
-
-
-def receive(translated: Translator, *requests: dict[str, Any]) -> list[m.ClientMessage]:
-    """What requests mean."""
-    return [message for each in requests for message in translated.receive(json.dumps(each))]
-
-
-def send(translated: Translator, *messages: m.ServerMessage) -> list[dict[str, Any]]:
-    """What is sent for messages."""
-    return [json.loads(str(frame)) for each in messages for frame in translated.send(each)]
 
 
 def spoken(messages: Sequence[m.ClientMessage]) -> str:
@@ -234,13 +222,33 @@ def test_what_does_not_fit_ends_its_context(fields: dict[str, Any], advice: str)
      json.dumps(request("x" * 129)), json.dumps(request("")), "[" * 100_000],
 )  # fmt: skip
 def test_what_names_no_context(frame: str | bytes) -> None:
-    """It says nothing of any context, and above all `*` cancels none."""
+    """It ends the context that its error names, the last one, and above all `*` cancels no other."""
     translated = translator()
-    receive(translated, request("latest"))
+    assert refused(translated, frame).context is None
+    receive(translated, part("other"), part("latest"))
     refusal = refused(translated, frame)
-    assert refusal.context is None
-    told = m.Error(code="bad_message", message="m", retryable=False, fatal=False)
+    assert (refusal.context, refusal.cancels) == ("latest", True)
+    told = m.Error(code="message_too_big", message="m", retryable=False, fatal=True)
     assert send(translated, told)[0]["context_id"] == "latest"
+
+
+def test_more_for_a_complete_context() -> None:
+    """It is an error, and so the context's end; to complete it once more means nothing."""
+    translated = translator()
+    receive(translated, request())
+    for nothing in (request(transcript=""), request(transcript=" ")):
+        assert receive(translated, nothing) == []
+    for more in (request(), part(transcript="Oh."), part(transcript="", flush=True)):
+        refusal = refused(translated, more)
+        assert (refusal.context, refusal.cancels) == ("a", True)
+
+
+def test_more_for_an_idle_context() -> None:
+    """What the server has completed, because another context waited, is no different."""
+    translated = translator()
+    receive(translated, part())
+    assert send(translated, m.Warn(context="a", code="context_idle", message="m")) == []
+    assert refused(translated, part()).context == "a"
 
 
 VALUES = st.one_of(
@@ -266,16 +274,13 @@ def test_garbage(fields: dict[str, Any]) -> None:
 # The socket ---------------------------------------------------------------------------------------
 
 
-class Client:
-    """A client's end, written by hand."""
+class Client(JsonClient):
+    """A client's end."""
 
-    def __init__(self, socket: ClientConnection) -> None:
-        self.socket = socket
-
-    async def send(self, *requests: dict[str, Any]) -> None:
-        """Send requests in order."""
-        for each in requests:
-            await self.socket.send(json.dumps(each))
+    @staticmethod
+    def audio(frame: str | bytes) -> bytes:
+        """See `JsonClient`."""
+        return base64.b64decode(json.loads(frame).get("data", ""))
 
     async def event(self) -> dict[str, Any]:
         """The next event."""
@@ -289,13 +294,6 @@ class Client:
             assert event["type"] in ("chunk", "flush_done", "timestamps")
             heard += base64.b64decode(event.get("data", ""))
         return heard, event
-
-    async def hear(self, seconds: float) -> int:
-        """Listen for as long; how many bytes that were."""
-        heard = 0
-        while heard < seconds * BYTES_PER_SECOND:
-            heard += len(base64.b64decode((await self.event()).get("data", "")))
-        return heard
 
 
 def client(started: Server, **headers: str) -> connect:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from orpheus_ws import messages as m
@@ -18,12 +18,10 @@ from orpheus_ws.surfaces import Opening, Translator
 from orpheus_ws.surfaces.deepgram import PATH, SURFACES
 from tests.harness import server, turns_until
 from tests.server_peers import SENTENCE, metric
+from tests.surface_clients import BYTES_PER_SECOND, LEAD_SECONDS, SEGMENT_SECONDS, JsonClient
+from tests.translators import receive, send
 
 VOICES = ("tara", "leo")
-BYTES_PER_SECOND = 48_000
-LEAD_SECONDS = 2.0
-SEGMENT_SECONDS = 3.5
-"""More than `SENTENCE` takes."""
 FLUSH, CLEAR, CLOSE = ({"type": kind} for kind in ("Flush", "Clear", "Close"))
 
 
@@ -36,20 +34,6 @@ def translator(**query: str) -> Translator:
 def speak(text: str) -> dict[str, str]:
     """What says a text."""
     return {"type": "Speak", "text": text}
-
-
-def receive(translated: Translator, *requests: dict[str, Any]) -> list[m.ClientMessage]:
-    """What requests mean."""
-    return [message for each in requests for message in translated.receive(json.dumps(each))]
-
-
-def send(translated: Translator, *messages: m.ServerMessage) -> list[Any]:
-    """What is sent for messages, JSON decoded."""
-    return [
-        frame if isinstance(frame, bytes) else json.loads(str(frame))
-        for message in messages
-        for frame in translated.send(message)
-    ]
 
 
 def done(context: str) -> m.Done:
@@ -213,16 +197,13 @@ def test_any_order(requests: list[dict[str, Any]]) -> None:
 # The socket ---------------------------------------------------------------------------------------
 
 
-class Client:
-    """A client's end, written by hand."""
+class Client(JsonClient):
+    """A client's end."""
 
-    def __init__(self, socket: ClientConnection) -> None:
-        self.socket = socket
-
-    async def send(self, *requests: dict[str, Any]) -> None:
-        """Send requests in order."""
-        for each in requests:
-            await self.socket.send(json.dumps(each))
+    @staticmethod
+    def audio(frame: str | bytes) -> bytes:
+        """See `JsonClient`."""
+        return frame if isinstance(frame, bytes) else b""
 
     async def until(self, kind: str) -> bytes:
         """The audio up to an event of this type."""
@@ -230,13 +211,6 @@ class Client:
         while isinstance(frame := await self.socket.recv(), bytes):
             heard += frame
         assert json.loads(frame)["type"] == kind
-        return heard
-
-    async def hear(self, seconds: float) -> int:
-        """Listen for as long; how many bytes that were."""
-        heard = 0
-        while heard < seconds * BYTES_PER_SECOND:
-            heard += len(await self.socket.recv())
         return heard
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.errors import BadMessage, Unworkable
-from tests.translators import VOICES, error, translator
+from tests.translators import VOICES, error, receive, send, translator
 
 CONFIG = {"type": "session.config", "response_format": "pcm", "stream_audio": True}
 DONE = {"type": "input.done"}
@@ -23,19 +23,11 @@ class Stream:
 
     def receive(self, *requests: dict[str, Any]) -> list[m.ClientMessage]:
         """What requests mean."""
-        return [
-            message
-            for request in requests
-            for message in self.translator.receive(json.dumps(request))
-        ]
+        return receive(self.translator, *requests)
 
     def send(self, *messages: m.ServerMessage) -> list[Any]:
         """What is sent for messages, JSON decoded."""
-        return [
-            frame if isinstance(frame, bytes) else json.loads(str(frame))
-            for message in messages
-            for frame in self.translator.send(message)
-        ]
+        return send(self.translator, *messages)
 
     def say(self, text: str) -> list[m.ClientMessage]:
         """A whole utterance."""

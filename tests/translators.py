@@ -1,5 +1,8 @@
 """Translators as their tests ask for them."""
 
+import json
+from typing import Any
+
 from orpheus_ws import messages as m
 from orpheus_ws.surfaces import Opening, Translator, surfaces
 
@@ -19,6 +22,20 @@ def translator(name: str) -> Translator:
     """A fresh one."""
     opening = Opening(parameters={}, query={}, headers={}, subprotocol=None, voices=VOICES)
     return BY_NAME[name].open(opening)
+
+
+def receive(translated: Translator, *requests: dict[str, Any]) -> list[m.ClientMessage]:
+    """What requests in JSON mean."""
+    return [message for each in requests for message in translated.receive(json.dumps(each))]
+
+
+def send(translated: Translator, *messages: m.ServerMessage) -> list[Any]:
+    """What is sent for messages, JSON decoded."""
+    return [
+        frame if isinstance(frame, bytes) else json.loads(str(frame))
+        for message in messages
+        for frame in translated.send(message)
+    ]
 
 
 def error(context: str | None, *, retryable: bool = True) -> m.Error:

@@ -104,7 +104,8 @@ class TTS(tts.TTS):
     def prewarm(self) -> None:
         """Open the socket that the first stream will use. What fails is told to that stream."""
         self._idle = self._idle or self._new_client()
-        self._warming = asyncio.create_task(_open(self._idle))
+        if self._warming is None or self._warming.done():
+            self._warming = asyncio.create_task(_open(self._idle))
 
     async def aclose(self) -> None:
         """Close all sockets."""

@@ -33,7 +33,7 @@ from orpheus_ws.named_parts import load_part
 from orpheus_ws.server import auth, tls
 from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.entrance import Entrance
+from orpheus_ws.server.entrance import Entrance, traceparent
 from orpheus_ws.server.handshake import AdmittedConnection, Handshake
 from orpheus_ws.server.health import PROBE_SECONDS, Health
 from orpheus_ws.server.outbox import Outbox
@@ -44,7 +44,7 @@ from orpheus_ws.server.quotas import Quotas
 from orpheus_ws.server.reload import Reloading, sources
 from orpheus_ws.server.tcp import tune
 from orpheus_ws.server.turns import Turns
-from orpheus_ws.server.websocket import CLOSE_SECONDS, WebSocketPeer, close_code, traceparent
+from orpheus_ws.server.websocket import CLOSE_SECONDS, WebSocketPeer, close_code
 from orpheus_ws.session import Allowance, Session
 from orpheus_ws.surfaces import Routes, http_surfaces, surfaces
 from orpheus_ws.synthesis import Synthesis
@@ -141,7 +141,13 @@ class Server:
             self._outbox,
             self.config.limits.message_bytes,
         )
-        connection = self.converse(peer, socket.key, traceparent(socket))
+        assert socket.request is not None
+        connection = self.converse(
+            peer,
+            socket.key,
+            traceparent(socket.request.headers),
+            sounds=socket.surface.sounds,
+        )
         socket.serving = connection
         self._sockets[connection] = socket.key
         if socket.key not in self.entrance.keys:  # removed since the handshake
@@ -153,15 +159,22 @@ class Server:
             del self._sockets[connection]
             self.metrics.socket_closes.labels(close_code(socket)).inc()
 
-    def converse(self, peer: Peer, key: Key, traceparent: str | None = None) -> Connection:
+    def converse(
+        self,
+        peer: Peer,
+        key: Key,
+        traceparent: str | None = None,
+        *,
+        sounds: bool = True,
+    ) -> Connection:
         """A conversation with somebody who has a slot and this key.
 
-        `traceparent` is what came with his request, in whatever form.
+        `traceparent` is what came with his request, in whatever form; `sounds` as in `Surface`.
         """
         allowance = self.quotas.of(key.tenant)
         return Connection(
             peer,
-            open_session=lambda moved: self._open_session(moved, allowance),
+            open_session=lambda moved: self._open_session(moved, allowance, sounds=sounds),
             synthesis=self.synthesis,
             turns=self.turns,
             health=self.health,
@@ -244,7 +257,7 @@ class Server:
         finally:
             self._dead.set()
 
-    def _open_session(self, moved: Moved, allowance: Allowance) -> Session:
+    def _open_session(self, moved: Moved, allowance: Allowance, *, sounds: bool) -> Session:
         return Session(
             voices=self.engine.voices,
             limits=self._limits,
@@ -252,6 +265,7 @@ class Server:
             new_seed=lambda: secrets.randbelow(2**31),
             moved=moved,
             allowance=allowance,
+            sounds=sounds,
         )
 
     @property
@@ -364,7 +378,7 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
         server.config,
         server.entrance,
         server.engine.voices,
-        lambda peer, key: server.serve(server.converse(peer, key)),
+        lambda peer, key, traceparent: server.serve(server.converse(peer, key, traceparent)),
         server.context,
     )
     stack.push_async_callback(front.close)

@@ -31,6 +31,12 @@ other speech servers."""
 _log = logging.getLogger("orpheus_ws.server")
 
 
+def traceparent(headers: Headers) -> str | None:
+    """The header of that name, in whatever form; several are none, as W3C has it."""
+    found = headers.get_all("traceparent")
+    return found[0] if len(found) == 1 else None
+
+
 class Refusal(NamedTuple):
     """Why somebody may not come in."""
 

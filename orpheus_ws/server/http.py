@@ -44,8 +44,8 @@ KEEP_ALIVE_SECONDS: Final = 150
 """An idle connection is closed after so long. Load balancers (60 s) and clients (LiveKit: 120 s) leave
 earlier, so nobody sends a request to a server that closes in that instant."""
 
-Serve = Callable[[HttpPeer, Key], Awaitable[None]]
-"""Serve a conversation to its end, of whoever has the key."""
+Serve = Callable[[HttpPeer, Key, str | None], Awaitable[None]]
+"""Serve a conversation to its end, of whoever has the key, with the request's `traceparent`."""
 
 
 class HttpFront:
@@ -125,14 +125,17 @@ class HttpFront:
             routes += [Route(path, self._page(surface, path)) for path in surface.pages]
             speech = self._speeches[surface.name]
             routes += [Route(path, speech, methods=["POST"]) for path in surface.paths]
-        return Starlette(
+        application = Starlette(
             routes=routes,
             middleware=_cross_origin(self._config.auth),
             exception_handlers={HTTPException: self._unknown},
         )
+        # It would send clients to whatever they said that this host is called.
+        application.router.redirect_slashes = False
+        return application
 
     async def _plain(self, request: Request) -> Response:
-        page = await self._entrance.page(request.url.path)
+        page = await self._entrance.page(request.scope["path"])
         assert page is not None
         status, body = page
         return _json(status, msgspec.json.encode(body) + b"\n")
@@ -211,7 +214,7 @@ class _Speech:
         if refusal is not None:
             await refuse(refusal, key)
             return
-        await self._answer(peer, key)
+        await self._answer(peer, key, entrance.traceparent(_headers(request)))
 
     async def _body(self, request: Request) -> bytes | Refusal:
         """The whole body. Raises `ClientDisconnect`."""
@@ -228,7 +231,7 @@ class _Speech:
         return bytes(body)
 
     def _opening(self, request: Request) -> Opening:
-        query = parse_qsl(request.url.query, keep_blank_values=True)
+        query = parse_qsl(request.scope["query_string"].decode("ascii"), keep_blank_values=True)
         return Opening(
             parameters=request.path_params,
             query=auth.without_secrets(query),
@@ -237,12 +240,12 @@ class _Speech:
             voices=self._voices,
         )
 
-    async def _answer(self, peer: HttpPeer, key: Key) -> None:
+    async def _answer(self, peer: HttpPeer, key: Key, traceparent: str | None) -> None:
         self._peers.add(peer)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(peer.write())
-                await self._serve(peer, key)
+                await self._serve(peer, key, traceparent)
         finally:
             self._peers.discard(peer)
             self._entrance.admission.release(peer)
@@ -251,7 +254,9 @@ class _Speech:
 class _Protocol(H11Protocol):
     """A connection whose peer has to come to the end of what it sends, within `head_seconds`.
 
-    The library limits how long nothing may come, but not how long a request may take to come.
+    The library limits how long nothing may come, but not how long a request may take to come; and
+    only its parser knows what is still owed. It has no public way to ask, so this is the one place
+    that builds on the inside of uvicorn, whose version is bounded for that.
     """
 
     def __init__(self, config: uvicorn.Config, state: ServerState, head_seconds: float) -> None:
@@ -272,16 +277,32 @@ class _Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
         super().data_received(data)
-        # A head of which a part has come, or a body of a request that was refused already.
-        part, _ = self.conn.trailing_data
-        begun = self.conn.their_state is h11.IDLE and bool(part)
-        self._expect(more=begun or self.conn.our_state is h11.DONE)
+        self._expect(more=self._owed)
+
+    def on_response_complete(self) -> None:
+        """Called at the end of a response: a part of the next request may be here already."""
+        super().on_response_complete()
+        self._expect(more=self._owed)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for bytes that are no HTTP: in the rest of a body that was answered, too late for 400."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self._expect(more=False)
         super().connection_lost(exc)
         self.closed.set_result(None)
+
+    @property
+    def _owed(self) -> bool:
+        """A head of which a part has come, or the rest of a body that was answered already."""
+        part, _ = self.conn.trailing_data
+        begun = self.conn.their_state is h11.IDLE and bool(part)
+        return begun or self.conn.our_state is h11.DONE
 
     def _expect(self, *, more: bool) -> None:
         if not more and self._deadline is not None:
@@ -298,7 +319,8 @@ def _headers(request: Request) -> Headers:
 
 
 def _target(request: Request) -> str:
-    return f"{request.url.path}?{request.url.query}"
+    # Not `request.url`: that is put together with what the client says of its host.
+    return f"{request.scope['path']}?{request.scope['query_string'].decode('ascii')}"
 
 
 def _json(status: int, body: bytes, headers: Any = None) -> Response:

@@ -118,13 +118,6 @@ class WebSocketPeer:
             self.socket.transport.abort()
 
 
-def traceparent(socket: ServerConnection) -> str | None:
-    """The header of the handshake; several are none, as W3C has it."""
-    assert socket.request is not None
-    found = socket.request.headers.get_all("traceparent")
-    return found[0] if len(found) == 1 else None
-
-
 def close_code(socket: ServerConnection) -> str:
     """The code of whoever closed first; 1006 when the connection was simply lost.
 

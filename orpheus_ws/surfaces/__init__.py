@@ -21,15 +21,11 @@ from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from orpheus_ws.messages import ClientMessage, ServerMessage
-from orpheus_ws.tokens import SAMPLE_RATE
 
 PCM_TYPE: Final = "audio/pcm"
 HTTP_LEAD_MS: Final = 10_000
 """How far a response runs ahead of its listener: the most that the native protocol has. A sentence comes
 as fast as it is spoken; of a book that is left, little was for nobody."""
-HTTP_SILENCE: Final = bytes(SAMPLE_RATE // 10 * 2)
-"""100 ms, for a text without a word. Clients take a response without audio for a failure, and repeat
-it."""
 
 
 class HangUp(NamedTuple):
@@ -95,6 +91,9 @@ class Surface(NamedTuple):
     refusal: Callable[[int, str, str], bytes] = our_refusal
     """The JSON body of a refusal before the upgrade: from its HTTP status, our word for the reason
     and what to do."""
+    sounds: bool = True
+    """Text that has no sound is answered with a moment of silence: clients of others take a turn
+    without audio for a failure, and repeat it."""
 
 
 class Reply(Protocol):

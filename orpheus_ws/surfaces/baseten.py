@@ -21,7 +21,6 @@ from orpheus_ws import messages as m
 from orpheus_ws.errors import BadMessage, Unworkable
 from orpheus_ws.surfaces import (
     HTTP_LEAD_MS,
-    HTTP_SILENCE,
     PCM_TYPE,
     HangUp,
     HttpSurface,
@@ -156,8 +155,6 @@ class _Answer:
         match message:
             case m.Audio():
                 return (message.pcm,)
-            case m.Done(audio_ms=0):
-                return (HTTP_SILENCE,)
             case _:
                 return ()
 

@@ -5,9 +5,9 @@ without it the context ends. `max_buffer_delay_ms: 0` says that every transcript
 each is flushed; otherwise transcripts are one text, with a space where two sentences met without one.
 
 Every message names a context, also errors that are nobody's, as clients look for it: those name the
-one that was last heard of. An error is the end of its context, and its `done` is false, as that word
-means success to clients. What is cancelled is not heard of again: clients would take its end for that
-of what they say next.
+one that was last heard of. An error is the end of its context, whoever is to blame, and its `done` is
+false, as that word means success to clients. What is cancelled is not heard of again: clients would take
+its end for that of what they say next.
 """
 
 import base64
@@ -33,7 +33,6 @@ _ENCODINGS: Final = {
 }
 _STATUS: Final = {
     "bad_message": 400,
-    "closed_context": 400,
     "unknown_voice": 400,
     "unsupported_format": 400,
     "text_too_long": 413,
@@ -90,6 +89,8 @@ class _Context:
 
     def __init__(self) -> None:
         self.flushes = 0
+        self.complete = False
+        """No more may be said; what was said may still have to be heard."""
         self._ended = False  # what was written of it is the end of a sentence
 
     def join(self, transcript: str) -> str:
@@ -115,7 +116,8 @@ class _Speech:
         request = _decoded(frame, _Request)
         if named is None or named.context_id == m.ALL_CONTEXTS:
             advice = f"name a context_id of 1 to 128 characters, other than {m.ALL_CONTEXTS!r}"
-            raise BadMessage(f"send JSON objects in text frames that {advice}")
+            problem = f"send JSON objects in text frames that {advice}"
+            raise BadMessage(problem, context=self._latest or None, cancels=bool(self._latest))
         self._latest = named.context_id
         problem = "a field of the message does not fit" if request is None else _problem(request)
         if request is None or problem:
@@ -131,6 +133,8 @@ class _Speech:
             self._live[id_] = _Context()
             messages.append(self._open(request))
         context = self._live[id_]
+        if context.complete:
+            return self._late(request)
         if text := context.join(request.transcript or ""):
             messages.append(m.Text(context=id_, text=text))
         whole = bool(text) and bool(request.continues) and request.max_buffer_delay_ms == 0
@@ -138,8 +142,16 @@ class _Speech:
             context.flushes += 1
             messages.append(m.Flush(context=id_, id=context.flushes))
         if not request.continues:
+            context.complete = True
             messages.append(m.End(context=id_))
         return messages
+
+    def _late(self, request: _Request) -> list[m.ClientMessage]:
+        """Whoever ends a context twice has said nothing new; who says more is told that he cannot."""
+        if (request.transcript or "").strip() or request.flush:
+            advice = "the context takes no more transcripts; name another context_id"
+            raise BadMessage(advice, context=request.context_id, cancels=True)
+        return []
 
     def _open(self, request: _Request) -> m.Open:
         voice, delay = request.voice, request.max_buffer_delay_ms
@@ -174,8 +186,9 @@ class _Speech:
                 return (self._error(id_, code, message.message),)
             case m.Warn(context=id_, code="bad_message" as code):
                 return (self._error(id_, code, message.message),)
-            case m.Warn(context=id_, code="closed_context" as code) if id_ in self._live:
-                return (self._error(id_, code, message.message),)
+            case m.Warn(context=id_, code="context_idle") if id_ in self._live:
+                self._live[id_].complete = True
+                return ()
             case _:
                 return ()
 

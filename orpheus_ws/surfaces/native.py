@@ -36,4 +36,4 @@ def _open(opening: Opening) -> _Native:
     return _Native(_WIRES[opening.subprotocol or DEFAULT_SUBPROTOCOL])
 
 
-SURFACES: Final = (Surface("native", (PATH,), _open, subprotocols=tuple(_WIRES)),)
+SURFACES: Final = (Surface("native", (PATH,), _open, subprotocols=tuple(_WIRES), sounds=False),)

@@ -19,7 +19,6 @@ from orpheus_ws.errors import BadMessage, UnknownVoice, UnsupportedFormat
 from orpheus_ws.pcm import STREAMED_WAV_HEADER
 from orpheus_ws.surfaces import (
     HTTP_LEAD_MS,
-    HTTP_SILENCE,
     PCM_TYPE,
     HttpSurface,
     Opening,
@@ -110,8 +109,8 @@ class _Speech:
             case m.Audio():
                 return self._audio(message.pcm)
             case m.Done():
-                silence = [] if self._begun else self._audio(HTTP_SILENCE)
-                return [*silence, *self._done(message)]
+                nothing = [] if self._begun else self._audio(b"")
+                return [*nothing, *self._done(message)]
             case m.Error() if self._form.events:
                 error = _error(500, message.code, message.message)
                 return [_event("speech.audio.error", error=error)]

@@ -21,6 +21,8 @@ from tests.server_peers import SENTENCE, STEPPED, metric
 SHORT = "Good morning. Nice day."
 """No longer than the lead, so that nobody has to wait for its playing."""
 LONG = f"{SENTENCE} " * 20
+SILENT_BYTES = 4800
+"""100 ms."""
 SAMPLES_PER_SECOND = 24_000
 LEAD_SECONDS = 2.0
 SEGMENT_SECONDS = 3.5
@@ -71,6 +73,21 @@ async def test_an_empty_turn(surface: str) -> None:
     async with server() as started, speaking(started, surface) as speaker:
         await speaker.write("", complete=True)
         assert await speaker.rest() == b""
+
+
+@pytest.mark.parametrize("text", ["…", "🙂", "?!", "*", "\u200b"])
+async def test_a_turn_without_words(surface: str, text: str) -> None:
+    """It is a moment of silence: clients of others take a turn without audio for a failure.
+
+    In the native protocol it is no audio. The next turn is heard.
+    """
+    expected = b"" if surface == "native" else bytes(SILENT_BYTES)
+    async with server() as started:
+        async with speaking(started, surface) as speaker:
+            assert await speaker.turn(text) == expected
+            if client_of(surface).warm:
+                assert len(await speaker.turn(SHORT)) > SILENT_BYTES
+        assert await metric(started, "orpheus_contexts_total", outcome="done", surface=surface)
 
 
 async def test_leaving_frees_the_slot(surface: str) -> None:

@@ -147,6 +147,61 @@ def test_pipecat(servers: tuple[Served, Served]) -> None:
     assert seen["nobody"]["usable"]
 
 
+@pytest.fixture
+def full() -> Iterator[Served]:
+    """A server without room for anybody else."""
+    with serving(*SIMULATED, "--set", "engine.capacity=1") as served, served.occupied():
+        yield served
+
+
+def broken_by(environment: str, served: Served, full: Served) -> dict[str, Any]:
+    """What an environment's program saw that uses our plugin badly; nothing is left of it."""
+    said = subprocess.run(
+        [
+            python_of(environment),
+            "-m",
+            f"tests.clients.{environment}_breaks",
+            served.announced["url"],
+            full.announced["url"],
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    until_nothing_is_left(served)
+    while served.metric("orpheus_sockets"):
+        pass
+    seen: dict[str, Any] = json.loads(said.stdout)
+    assert seen["tasks"] == 0
+    return seen
+
+
+def test_livekit_misused(servers: tuple[Served, Served], full: Served) -> None:
+    """Turns cancelled at every await, TTS closed twice and in the middle, two sessions at once."""
+    seen = broken_by("livekit", servers[0], full)
+    assert set(seen["cancelled"]) <= {"CancelledError", None}
+    for seconds in (seen["after"], *seen["both"], seen["warmed"][1]):
+        assert seconds == pytest.approx(seen["usual"], abs=MARK)
+    assert seen["warmed"][0] == 1
+    assert (seen["closed"], seen["full"]) == ("APIConnectionError", "APIStatusError")
+
+
+def test_pipecat_misused(servers: tuple[Served, Served], full: Served) -> None:
+    """Quick interruptions, pipelines cancelled at any time, two at once, a server that is full."""
+    seen = broken_by("pipecat", servers[0], full)
+    length = pytest.approx(seen["usual"]["seconds"]["0"], abs=0.001)
+    for turn in (seen["interrupted"], seen["twice"], *seen["both"], seen["empty"]):
+        assert (turn["errors"], turn["usable"], turn["even"]) == ([], True, True)
+        assert list(turn["seconds"].values())[-1] == length
+        assert turn["words"].endswith("It was cold. We went home.")
+    for turn in seen["cancelled"]:
+        assert (turn["errors"], turn["usable"]) == ([], True)
+    assert set(seen["full"]["errors"]) == {"server", "unknown"}
+    assert seen["full"]["usable"]
+
+
 @pytest.mark.parametrize("environment", ["livekit", "pipecat"])
 def test_the_examples(environment: str, servers: tuple[Served, Served], tmp_path: Path) -> None:
     """The example of the clients' page speaks a context to its end, and says nothing of errors."""

@@ -12,6 +12,7 @@ class Client(Speaker):
     path = "/v1/audio/speech/stream"
     warm = True
     _bytes = 0
+    _sentence = ""
 
     async def greet(self) -> None:
         """See `Speaker`."""
@@ -45,10 +46,12 @@ class Client(Speaker):
             match event["type"]:
                 case "audio.start":
                     self._bytes = 0
+                    self._sentence = event["sentence_text"]
                     assert (event["format"], event["sample_rate"]) == ("pcm", 24000)
                 case "audio.done":
                     assert (event["total_bytes"], event["error"]) == (self._bytes, False)
-                    assert event["timestamp_info"]["word_alignment"]["words"]
+                    words = event["timestamp_info"]["word_alignment"]["words"]
+                    assert words == self._sentence.split()
                 case kind:
                     assert kind == "session.done"
                     return b""
