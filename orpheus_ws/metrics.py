@@ -32,7 +32,9 @@ WAITING_SECONDS: Final = 1.0
 _LIVE_STATES: Final = ("open", "queued", "speaking", "starved")
 """Names of `context.State`, which this module is below."""
 _OUTCOMES: Final = ("done", "cancelled", "failed", "disconnected")
-_REFUSALS: Final = ("full", "draining", "dead", "auth", "origin", "path", "request", "handshake")
+_REFUSALS: Final = (
+    "full", "draining", "dead", "busy", "auth", "origin", "path", "request", "handshake",
+)  # fmt: skip
 _CLOSES: Final = ("1000", "1001", "1006", "1008", "1009", "1011", "1012")
 """Label values that are there from the start, at 0. The first increase of a counter that appears
 with it is none to Prometheus, and an alert would miss it."""

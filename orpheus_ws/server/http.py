@@ -8,7 +8,7 @@ and Starlette routes; what they have no limit for, a client that never finishes 
 import asyncio
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 import h11
@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 from websockets.datastructures import Headers
@@ -29,13 +30,13 @@ from websockets.datastructures import Headers
 from orpheus_ws.config import AuthConfig, Config
 from orpheus_ws.errors import OrpheusError
 from orpheus_ws.server import auth, entrance
+from orpheus_ws.server.door import BACKLOG, HEAD_BYTES, Door, Guest
 from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
 from orpheus_ws.server.http_peer import CLOSE_SECONDS, HttpPeer
+from orpheus_ws.server.inflow import Inflow
 from orpheus_ws.server.tcp import tune
 from orpheus_ws.surfaces import HttpSurface, Opening, http_surfaces, our_refusal
 
-HEAD_BYTES: Final = 16_384
-"""How long a request's line and headers may be; longer ones are answered with 400."""
 WRITE_BUFFER_BYTES: Final = 32_768
 KEEP_ALIVE_SECONDS: Final = 150
 """An idle connection is closed after so long. Load balancers (60 s) and clients (LiveKit: 120 s) leave
@@ -49,10 +50,16 @@ class HttpFront:
     """What is behind the port. `serve` gets everybody who was admitted."""
 
     def __init__(
-        self, config: Config, doors: Entrance, voices: tuple[str, ...], serve: Serve
+        self,
+        config: Config,
+        doors: Entrance,
+        door: Door,
+        voices: tuple[str, ...],
+        serve: Serve,
     ) -> None:
         self._config = config
         self._entrance = doors
+        self._door = door
         self._voices = voices
         self._peers: set[HttpPeer] = set()
         self._state = ServerState()
@@ -66,7 +73,7 @@ class HttpFront:
     async def listen(self) -> int:
         """Open the port and return which it is. Raises `OSError`."""
         config = uvicorn.Config(
-            _dated(self._application()),
+            _dated(self._application(), self._door),
             http=_Protocol,
             ws="none",
             lifespan="off",
@@ -81,9 +88,10 @@ class HttpFront:
         config.load()
         server = self._config.server
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: _Protocol(config, self._state, server.handshake_seconds),
+            lambda: _Protocol(config, self._state, self._door, server.handshake_seconds),
             server.host,
             server.http_port,
+            backlog=BACKLOG,
         )
         return int(self._listener.sockets[0].getsockname()[1])
 
@@ -240,34 +248,58 @@ class _Speech:
 class _Protocol(H11Protocol):
     """A connection whose peer has to come to the end of what it sends, within `head_seconds`.
 
-    The library limits how long nothing may come, but not how long a request may take to come.
+    It is a guest at `door` first. The library limits how long nothing may come, but not how long a request may take to come.
     """
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, head_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: ServerState, door: Door, head_seconds: float
+    ) -> None:
         super().__init__(config, state, {})
+        self._door = door
+        self._guest: Guest | None = None
+        self._inflow: Inflow | None = None
         self.closed: asyncio.Future[None] = self.loop.create_future()
         self._head_seconds = head_seconds
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
-        super().connection_made(transport)
-        tune(transport)
-        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
-        # Where an application finds the connection: each request gets a copy.
-        self.app_state = {"transport": transport}
-        self._expect(more=True)
+
+        def enter(sent: bytes) -> None:
+            self._guest = None
+            super(_Protocol, self).connection_made(transport)
+            tune(transport)
+            transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+            # Where an application finds the connection: each request gets a copy.
+            self.app_state = {"transport": transport}
+            self._inflow = Inflow(transport, self._take)
+            self.flow = FlowControl(cast(asyncio.Transport, self._inflow))
+            self._inflow.feed(sent)
+
+        self._guest = self._door.arrive(transport, enter)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
+        if self._guest is not None:
+            self._guest.feed(data)
+        elif self._inflow is not None:
+            self._inflow.feed(data)
+
+    def _take(self, data: bytes) -> int:
         super().data_received(data)
         # A head of which a part has come, or a body of a request that was refused already.
         part, _ = self.conn.trailing_data
         begun = self.conn.their_state is h11.IDLE and bool(part)
         self._expect(more=begun or self.conn.our_state is h11.DONE)
+        return 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
+        if self._inflow is None:
+            if self._guest is not None:
+                self._guest.leave()
+            return
+        self._inflow.stop()
         self._expect(more=False)
         super().connection_lost(exc)
         self.closed.set_result(None)
@@ -314,15 +346,21 @@ def _cross_origin(access: AuthConfig) -> list[Middleware]:
     return [cors]
 
 
-def _dated(application: ASGIApp) -> ASGIApp:
-    """Responses with the date, as RFC 9110 wants them."""
+def _dated(application: ASGIApp, door: Door) -> ASGIApp:
+    """Responses with the date, as RFC 9110 wants them.
+
+    While others wait at the door, one request is all that a connection gets before it waits there again.
+    """
 
     async def dated(scope: Scope, receive: Receive, send: Send) -> None:
+        closing = [(b"connection", b"close")] if door.spend() else []
+
         async def start(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [
                     *message["headers"],
                     (b"date", formatdate(usegmt=True).encode()),
+                    *closing,
                 ]
             await send(message)
 
