@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import msgspec
 import psutil
@@ -218,7 +218,7 @@ class _Visitor:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._visit, daemon=True)
 
-    def __enter__(self) -> "_Visitor":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -140,8 +140,10 @@ def storm(speakers: int, per_second: int, seconds: float, only: str, *, as_json:
 
 def _storm_table(result: "StormResult") -> str:
     lines = [
-        f"{result.speakers} speakers, {result.per_second} attempts/s for {result.seconds:g} s; simulated: "
-        f"{result.simulated}; a refusal by the library alone: {result.bare_us_per_refusal:g} µs",
+        (
+            f"{result.speakers} speakers, {result.per_second} attempts/s for {result.seconds:g} s; simulated: "
+            f"{result.simulated}; a refusal by the library alone: {result.bare_us_per_refusal:g} µs"
+        ),
         "storm         attempts/s  µs each  core  underruns  late p99  worst ms  visits  median  worst s",
     ]
     for part in (result.calm, *result.storms):
