@@ -237,3 +237,22 @@ async def test_the_greeting_says_how_fast() -> None:
             await asking.reader.read(4096)
         )
     assert "messages_per_second" in m.Limits.__struct_fields__
+
+
+async def test_a_body_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a head that waits for its turn a body may come, but no more than there is room for."""
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
+    most = door.HEAD_BYTES + door.BODY_BYTES
+    monkeypatch.setattr(door, "LINE", 100)
+    settings = ("server.handshakes_per_second=1", "server.handshake_seconds=60", HTTP)
+    async with server(*settings) as started, contextlib.AsyncExitStack() as stack:
+        for _ in range(20):
+            await stack.enter_async_context(raw(started, UPGRADE + b"\r\n"))
+        await turns_until(lambda: len(started.door._strangers) >= 15)
+        waiting = await stack.enter_async_context(raw(started, head, "http_port"))
+        waiting.writer.write(b"a" * (most - len(head)))
+        last = list(started.door._strangers)[-1]
+        await turns_until(lambda: any(len(g.sent) == most for g in started.door._strangers))
+        assert last.asked
+        waiting.writer.write(b"a")
+        assert await waiting.status() == b"503"

@@ -6,10 +6,11 @@ import msgpack
 import pytest
 
 from orpheus_ws import messages as m
-from orpheus_ws.server import Server, inflow
+from orpheus_ws.server import Server, http, inflow
 from orpheus_ws.server.handshake import AdmittedConnection
 from tests.harness import Peer, peer, server, turns_until
 from tests.server_peers import one, socket_of
+from tests.test_server_door import raw
 
 MASK = bytes(4)
 RATE = 100
@@ -149,3 +150,28 @@ async def test_nesting_without_end(subprotocol: str) -> None:
         assert (await connected.wait_for(m.Error)).code == "bad_message"
         async with peer(started.address.url) as other:
             await other.fence()
+
+
+async def test_a_body_in_the_smallest_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a request in 40 000 chunks little is worked for in a turn: others are answered meanwhile."""
+    taken = 0
+    original = http._Protocol._take
+
+    def taking(protocol: http._Protocol, data: bytes) -> int:
+        nonlocal taken
+        taken += len(data)
+        return original(protocol, data)
+
+    monkeypatch.setattr(http._Protocol, "_take", taking)
+    body = b"1\r\na\r\n" * 40_000
+    async with (
+        server("server.http_port=0") as started,
+        peer(started.address.url) as victim,
+        raw(started, b"", "http_port") as caller,
+    ):
+        head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        caller.writer.write(head + body)
+        await victim.fence()
+        assert taken < len(body) / 2
+        caller.writer.write(b"0\r\n\r\n")
+        assert await caller.status() == b"400"

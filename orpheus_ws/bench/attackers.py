@@ -37,7 +37,12 @@ class Seen(NamedTuple):
     attempts: int
     seconds: float
     statuses: dict[str, int]
-    """Answers by HTTP status; "closed" are those that ended without one."""
+    """Answers by HTTP status; "closed" ended without one, "unanswered" was given up at last."""
+
+    @property
+    def answered(self) -> int:
+        """Attempts that the server came to, whatever it did with them."""
+        return self.attempts - self.statuses.get("unanswered", 0)
 
 
 def run(attack: Attack, pipe: Connection) -> None:

@@ -36,6 +36,7 @@ KEY: Final = "a-key-of-the-benchmark"
 ROOM: Final = 8
 """Slots beyond the speakers', for visitors and for handshakes of the storm that get in."""
 RAMP_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 0.005
 VISIT_SECONDS: Final = 0.2
 """Between one visit and the next, and the least that a visitor waits once refused, beside what
 `Retry-After` says."""
@@ -89,11 +90,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """By HTTP status, as the attackers saw them."""
     cpu_share: float
     """Of one core, the server's process."""
-    cpu_us_per_attempt: float | None = None
-    """Above what the speakers alone take."""
+    cpu_us_per_answer: float | None = None
+    """Above what the speakers alone take; of the connections that the server came to."""
     underruns: int = 0
     lateness_ms_p99: float = 0.0
     lateness_ms_worst: float = 0.0
+    turn_cpu_ms_p99: float = 0.0
+    """CPU time of the event loop between two looks at it, `LOOK_SECONDS` apart if it is free. On a core
+    of its own a frame is late by no more than this, so it tells a busy server from a busy machine."""
+    turn_cpu_ms_worst: float = 0.0
     visits: int = 0
     """How often the visitor got in, and how long that took, with its waiting once refused."""
     visit_seconds_median: float | None = None
@@ -148,7 +153,7 @@ def _bare(per_second: int, seconds: float) -> float:
         cpu = _cpu_seconds(server)
         seen = _storm(stack, attackers.Attack(port, _upgrade(), per_second, seconds))
         cpu = _cpu_seconds(server) - cpu
-    return round(cpu / max(1, seen.attempts) * 1e6, 1)
+    return round(cpu / max(1, seen.answered) * 1e6, 1)
 
 
 def _part(storm: Storm, speakers: int, per_second: int, seconds: float, calm: Part | None) -> Part:
@@ -163,6 +168,7 @@ def _part(storm: Storm, speakers: int, per_second: int, seconds: float, calm: Pa
         hearing.tell("begin")
         hearing.hear(RAMP_SECONDS)
         visitor = None if storm.full else stack.enter_context(_Visitor(ports.port))
+        server.tell("look")
         began, cpu = clock(), _cpu_seconds(server)
         seen = attackers.Seen(0, 0.0, {})
         if per_second:
@@ -172,6 +178,8 @@ def _part(storm: Storm, speakers: int, per_second: int, seconds: float, calm: Pa
         else:
             time.sleep(seconds)
         ended, cpu = clock(), _cpu_seconds(server) - cpu
+        server.tell("enough")
+        turns: list[float] = server.hear()
         visits = [] if visitor is None else visitor.stop()
         hearing.tell(listeners.Window(began, ended))
         heard: listeners.Heard = hearing.hear()
@@ -180,20 +188,26 @@ def _part(storm: Storm, speakers: int, per_second: int, seconds: float, calm: Pa
         raise BenchFailed(f"{heard.failures} of {speakers} streams ended early in {storm.name!r}")
     share = cpu / (ended - began)
     extra = 0.0 if calm is None else (share - calm.cpu_share) * (ended - began)
-    late = sorted(heard.lateness) or [0.0]
     return Part(
         name=storm.name,
         attempts_per_second=round(seen.attempts / seen.seconds, 1) if seen.attempts else 0.0,
         answers=seen.statuses,
         cpu_share=round(share, 3),
-        cpu_us_per_attempt=round(extra / seen.attempts * 1e6, 1) if seen.attempts else None,
+        cpu_us_per_answer=round(extra / seen.answered * 1e6, 1) if seen.answered else None,
         underruns=heard.underruns,
-        lateness_ms_p99=round(late[int(0.99 * (len(late) - 1))] * 1000, 2),
-        lateness_ms_worst=round(late[-1] * 1000, 2),
+        lateness_ms_p99=round(_share(heard.lateness, 0.99) * 1000, 2),
+        lateness_ms_worst=round(_share(heard.lateness, 1) * 1000, 2),
+        turn_cpu_ms_p99=round(_share(turns, 0.99) * 1000, 2),
+        turn_cpu_ms_worst=round(_share(turns, 1) * 1000, 2),
         visits=len(visits),
         visit_seconds_median=round(statistics.median(visits), 4) if visits else None,
         visit_seconds_worst=round(max(visits), 4) if visits else None,
     )
+
+
+def _share(values: list[float], share: float) -> float:
+    """Below which so great a share of them is; 0 if there are none."""
+    return sorted(values)[int(share * (len(values) - 1))] if values else 0.0
 
 
 def _storm(stack: contextlib.ExitStack, attack: attackers.Attack) -> attackers.Seen:
@@ -297,4 +311,19 @@ async def _serve(storm: Storm, speakers: int, pipe: Connection) -> None:
         gc.freeze()  # as `serve` does
         address = server.address
         pipe.send(Ports(address.port, address.http_port or 0, address.metrics_port))
-        await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, pipe.recv)
+        turns: list[float] = []
+        looking = asyncio.create_task(_look(turns))
+        await loop.run_in_executor(None, pipe.recv)
+        looking.cancel()
+        pipe.send(turns)
+        await loop.run_in_executor(None, pipe.recv)
+
+
+async def _look(turns: list[float]) -> None:
+    """Note the CPU time of this thread between one look and the next."""
+    while True:
+        before = time.thread_time()
+        await asyncio.sleep(LOOK_SECONDS)
+        turns.append(time.thread_time() - before)

@@ -139,20 +139,18 @@ def storm(speakers: int, per_second: int, seconds: float, only: str, *, as_json:
 
 
 def _storm_table(result: "StormResult") -> str:
-    lines = [
-        (
-            f"{result.speakers} speakers, {result.per_second} attempts/s for {result.seconds:g} s; simulated: "
-            f"{result.simulated}; a refusal by the library alone: {result.bare_us_per_refusal:g} µs"
-        ),
-        "storm         attempts/s  µs each  core  underruns  late p99  worst ms  visits  median  worst s",
+    head = f"{result.speakers} speakers, {result.per_second} attempts/s for {result.seconds:g} s"
+    bare = f"a refusal by the library alone: {result.bare_us_per_refusal:g} µs"
+    columns = "attempts/s  µs/answer  core  underruns  late p99  worst ms  turn p99  worst ms  visits  median  worst s"
+    lines = [f"{head}; simulated: {result.simulated}; {bare}", f"storm         {columns}"]
+    lines += [
+        f"{part.name:12}{part.attempts_per_second:12.0f}{part.cpu_us_per_answer or 0:11.1f}"
+        f"{part.cpu_share:6.0%}{part.underruns:11}{part.lateness_ms_p99:10.2f}"
+        f"{part.lateness_ms_worst:10.2f}{part.turn_cpu_ms_p99:10.2f}"
+        f"{part.turn_cpu_ms_worst:10.2f}{part.visits:8}{part.visit_seconds_median or 0:8.3f}"
+        f"{part.visit_seconds_worst or 0:9.3f}  {part.answers}"
+        for part in (result.calm, *result.storms)
     ]
-    for part in (result.calm, *result.storms):
-        lines.append(
-            f"{part.name:12}{part.attempts_per_second:12.0f}{part.cpu_us_per_attempt or 0:9.1f}"
-            f"{part.cpu_share:6.0%}{part.underruns:11}{part.lateness_ms_p99:10.2f}"
-            f"{part.lateness_ms_worst:10.2f}{part.visits:8}{part.visit_seconds_median or 0:8.3f}"
-            f"{part.visit_seconds_worst or 0:9.3f}  {part.answers}"
-        )
     return "\n".join(lines)
 
 
