@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from orpheus_ws import messages as m
 from orpheus_ws.server import Server, door, scrapes
 from orpheus_ws.server.door import HEAD_BYTES
+from orpheus_ws.server.handshake import AdmittedConnection
 from tests.harness import peer, server, turns_until
 from tests.server_peers import http, metric
 
@@ -118,6 +120,26 @@ async def test_a_burst_waits_and_is_served() -> None:
             ]
             statuses = [await each.status() for each in everyone]
         assert statuses == [b"101"] * 30
+
+
+async def test_refusals_leave_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a refused connection was is gone with it, without the collector: it would stop everybody."""
+    async with server(*SLOW) as started, crowd(started, monkeypatch):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                async with raw(started, UPGRADE + b"\r\n") as refused:
+                    assert await refused.status() == b"503"
+                async with raw(started, b"GET"):
+                    pass
+            await turns_until(lambda: started.door.waiting == 2)
+            await asyncio.sleep(0)
+            kept = [each for each in gc.get_objects() if type(each) is AdmittedConnection]
+            assert len(kept) <= 5
+            kept.clear()
+        finally:
+            gc.enable()
 
 
 async def test_leaving_the_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,9 @@ LINE: Final = 128
 and the engine's sockets they fit into the 1024 open files that many systems allow."""
 BURST_SECONDS: Final = 0.1
 """Of the rate, may come at once: 20 handshakes of half a millisecond. A virtual player has 80 ms."""
-BACKLOG: Final = 128
-"""Connections that the kernel keeps for one port while the event loop is at something else. It takes
-them all in one turn, at less than 0.1 ms each."""
+BACKLOG: Final = 64
+"""Connections that the kernel keeps for one port while the event loop is at something else. The loop
+takes them all in one turn, at some 0.1 ms each."""
 TICK_SECONDS: Final = 0.01
 STRANGERS_EVERY: Final = 4
 """One turn in so many is a stranger's, though somebody with a key waits."""

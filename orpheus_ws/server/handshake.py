@@ -124,11 +124,17 @@ class AdmittedConnection(ServerConnection):
         self.lost = True
         if self._guest is not None:
             self._guest.leave()
-            return
-        self._inflow.stop()
-        if self.admission is not None:
-            self.admission.release(self)
-        super().connection_lost(exc)
+            self._guest = None
+            # Never begun, so it never ended: it would refer to its protocol for ever.
+            self.protocol.parser.close()
+        else:
+            self._inflow.stop()
+            if self.admission is not None:
+                self.admission.release(self)
+            super().connection_lost(exc)
+        # What refers to itself waits for the collector, which would stop everybody for 100 ms once a
+        # storm has left enough of it.
+        self.protocol.select_subprotocol = _no_subprotocol  # type: ignore[assignment, method-assign]
 
 
 class Handshake:
@@ -223,6 +229,10 @@ class Handshake:
         )
         response.headers.update(refusal.headers)
         return response
+
+
+def _no_subprotocol(_offered: Sequence[Subprotocol]) -> None:
+    """For a connection that is gone, whose handshake may still be under way."""
 
 
 def _surface(connection: ServerConnection) -> Surface:
