@@ -278,3 +278,20 @@ async def test_a_body_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert last.asked
         waiting.writer.write(b"a")
         assert await waiting.status() == b"503"
+
+
+async def test_refused_handshakes_leave_no_garbage() -> None:
+    """Nor is anything left for the collector of those who had their turn and were refused."""
+    async with server("auth.keys.alice=secret") as started:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                async with raw(started, UPGRADE + b"\r\n") as asking:
+                    assert await asking.status() == b"401"
+            await metric(started, "orpheus_sockets")  # time for the last of it to be seen
+            kept = [each for each in gc.get_objects() if type(each) is AdmittedConnection]
+            assert len(kept) <= 3
+            kept.clear()
+        finally:
+            gc.enable()

@@ -78,6 +78,7 @@ class Inflow:
             self._next = None
         self._held.clear()
         self._full = True
+        self._take = _ignore  # or the two would keep each other until the collector comes
 
     def _pour(self) -> None:
         self._next = None
@@ -105,3 +106,7 @@ class Inflow:
         elif not wanted and not self._paused:
             self._paused = True
             self._transport.pause_reading()
+
+
+def _ignore(_data: bytes) -> int:
+    return 0
