@@ -89,6 +89,9 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     """How long open utterances may take to finish once the server is told to stop."""
     handshake_seconds: Seconds = 10.0
     """How long a client may take to open a socket, and to send the head and the body of a request."""
+    handshakes_per_second: Positive = 200
+    """Sockets and requests over HTTP that are dealt with in a second, whoever asks. What is more
+    waits its turn, those with a key first, or is refused with 503 `busy`."""
     ping_seconds: Seconds = 20.0
     """Time between pings. A missing pong closes nothing."""
     write_seconds: Seconds = 5.0
@@ -141,6 +144,9 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     """Characters of an utterance that wait to be spoken."""
     message_bytes: Annotated[int, Meta(ge=256)] = 65_536
     """Length of one message, or of the body of a request."""
+    messages_per_second: Positive = 500
+    """Frames of any kind; four times as many may come at once. A socket that sends more is read from
+    no faster."""
     idle_seconds: Seconds = 900.0
     """A socket without an open utterance is closed after so long."""
     session_seconds: Seconds = 86_400.0

@@ -138,6 +138,7 @@ class Limits(_Base, frozen=True, kw_only=True):
     contexts: int
     text_chars: int
     message_bytes: int
+    messages_per_second: int
     idle_seconds: float
     session_seconds: float
 

@@ -33,7 +33,7 @@ _LIVE_STATES: Final = ("open", "queued", "speaking", "starved")
 """Names of `context.State`, which this module is below."""
 _OUTCOMES: Final = ("done", "cancelled", "failed", "disconnected")
 _REFUSALS: Final = (
-    "full", "draining", "dead", "auth", "origin", "path", "request", "handshake", "key_limit",
+    "full", "draining", "dead", "busy", "auth", "origin", "path", "request", "handshake", "key_limit",
 )  # fmt: skip
 _LIMITS: Final = ("sockets", "contexts", "text")
 _RELOADED: Final = ("keys", "certificate")

@@ -24,7 +24,12 @@ READY = m.Ready(
     sample_rates=(24_000,),
     voices=("tara",),
     limits=m.Limits(
-        contexts=32, text_chars=20_000, message_bytes=65_536, idle_seconds=900, session_seconds=900
+        contexts=32,
+        text_chars=20_000,
+        message_bytes=65_536,
+        messages_per_second=500,
+        idle_seconds=900,
+        session_seconds=900,
     ),
 )
 WIRE = MsgpackWire()

@@ -6,7 +6,6 @@ Rule: no blocking call on an event loop, in any test; no configuration from the 
 import asyncio
 import os
 import socket
-import socketserver
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,10 +15,6 @@ import uvloop
 from blockbuster import blockbuster_ctx
 
 from orpheus_ws.settings import ENVIRONMENT_PREFIX
-
-# The metrics endpoint notices that it is to stop when it polls, by default every 0.5 s; the tests
-# start and stop some hundred servers.
-socketserver.BaseServer.serve_forever.__defaults__ = (0.02,)
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile("no clock", deadline=None)
@@ -34,6 +29,8 @@ def _no_blocking_calls() -> Iterator[None]:
             # Importing the parts that the configuration names, before the port is open.
             function.can_block_in("orpheus_ws/named_parts.py", {"load_part"})
             function.can_block_in("orpheus_ws/wire/__init__.py", {"wires"})
+            # The loop of the metrics' own thread, where /proc is read for them.
+            function.can_block_in("orpheus_ws/server/scrapes.py", {"_respond"})
             function.can_block_in("orpheus_ws/surfaces/__init__.py", {"_modules"})
         yield
 

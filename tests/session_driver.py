@@ -48,6 +48,7 @@ class Driver:
                 contexts=contexts,
                 text_chars=text_chars,
                 message_bytes=65_536,
+                messages_per_second=500,
                 idle_seconds=900,
                 session_seconds=86_400,
             ),

@@ -184,9 +184,9 @@ def limited(name: int, value: int, *arguments: str) -> dict[str, str]:
 def test_too_few_open_files() -> None:
     """A limit that leaves no room for the sockets of a full server is warned of."""
     arguments = [*SIMULATED, *FREE_PORTS, *settings("engine.capacity=200")]
-    low = limited(resource.RLIMIT_NOFILE, 263, *arguments)
-    assert low == {"status": "warning", "found": "at most 263, for 200 sockets"}
-    assert limited(resource.RLIMIT_NOFILE, 264, *arguments)["status"] == "ok"
+    low = limited(resource.RLIMIT_NOFILE, 775, *arguments)
+    assert low == {"status": "warning", "found": "at most 775, for 200 sockets"}
+    assert limited(resource.RLIMIT_NOFILE, 776, *arguments)["status"] == "ok"
 
 
 def test_a_single_processor() -> None:

@@ -67,7 +67,7 @@ def test_types_and_fields() -> None:
     nested = {
         m.Sampling: "temperature top_p repetition_penalty seed max_tokens",
         m.Segmentation: "mode max_delay_ms",
-        m.Limits: "contexts text_chars message_bytes idle_seconds session_seconds",
+        m.Limits: "contexts text_chars message_bytes messages_per_second idle_seconds session_seconds",
         m.Word: "text start_ms end_ms",
     }
     for kind, fields in nested.items():

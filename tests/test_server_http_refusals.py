@@ -153,10 +153,10 @@ async def test_too_long_a_body() -> None:
 
 
 async def test_too_long_a_head() -> None:
-    """It is refused with 400 before it has come to its end."""
+    """It is refused with 431 before it has come to its end."""
     async with one_call() as (_, caller):
         caller.writer.write(b"GET /healthz HTTP/1.1\r\nX-Long: " + b"a" * 20_000)
-        assert (await caller.reader.read()).startswith(b"HTTP/1.1 400")
+        assert (await caller.reader.read()).startswith(b"HTTP/1.1 431")
 
 
 async def test_a_body_that_never_ends() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from orpheus_ws import messages as m
-from orpheus_ws.context import State
+from orpheus_ws.context import MAX_FLUSHES, State
 from orpheus_ws.session import (
     Goodbye,
     Wait,
@@ -35,6 +35,16 @@ def test_text_chars_counts_what_waits() -> None:
     assert driver.receive(m.Text(context="a", text="This is more of it.")) == []
     assert driver.receive(m.Flush(context="a")) == []
     assert codes(driver.receive(m.Text(context="a", text="xx"))) == [("text_too_long", "a")]
+
+
+def test_flushes_that_wait() -> None:
+    """As many flushes as the limit may wait; one more ends that context alone."""
+    driver = Driver()
+    driver.receive(m.Open(context="b"), m.Text(context="a", text="It waits. "))
+    for number in range(MAX_FLUSHES):
+        assert driver.receive(m.Flush(context="a", id=number)) == []
+    assert codes(driver.receive(m.Flush(context="a"))) == [("rate_limited", "a")]
+    assert [context.id for context in driver.session.contexts] == ["b"]
 
 
 def test_flush() -> None:

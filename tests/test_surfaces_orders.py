@@ -105,7 +105,12 @@ class Talk:
         self._grammar = GRAMMARS[name]()
         self._said = 0
         limits = m.Limits(
-            contexts=3, text_chars=400, message_bytes=1000, idle_seconds=1, session_seconds=1
+            contexts=3,
+            text_chars=400,
+            message_bytes=1000,
+            messages_per_second=500,
+            idle_seconds=1,
+            session_seconds=1,
         )
         ready = m.Ready(session="s", encodings=(), sample_rates=(), voices=(), limits=limits)
         self.driver.sent.append(ready)

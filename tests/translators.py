@@ -8,7 +8,14 @@ from orpheus_ws.surfaces import Opening, Translator, surfaces
 
 VOICES = ("tara", "leo")
 BY_NAME = {surface.name: surface for surface in surfaces()}
-LIMITS = m.Limits(contexts=1, text_chars=1, message_bytes=1, idle_seconds=1.0, session_seconds=1.0)
+LIMITS = m.Limits(
+    contexts=1,
+    text_chars=1,
+    message_bytes=1,
+    messages_per_second=1,
+    idle_seconds=1.0,
+    session_seconds=1.0,
+)
 SAID: tuple[m.ServerMessage, ...] = (
     m.Ready(session="s", encodings=(), sample_rates=(), voices=VOICES, limits=LIMITS),
     m.Draining(deadline_ms=1),

@@ -40,6 +40,7 @@ class Plan(NamedTuple):
     """Seconds of audio that the engine makes in a second."""
     ramp_seconds: float
     """The streams begin spread over so long, as callers would."""
+    key: str | None = None
 
 
 class Window(NamedTuple):
@@ -144,7 +145,7 @@ def run(plan: Plan, pipe: Connection) -> None:
 
 async def _run(plan: Plan, pipe: Connection) -> None:
     loop = asyncio.get_running_loop()
-    sockets = [await _connect(plan.url) for _ in range(plan.streams)]
+    sockets = [await _connect(plan.url, plan.key) for _ in range(plan.streams)]
     # What exists by now stays; a full collection would only be noise in what is measured.
     gc.freeze()
     pipe.send("connected")
@@ -162,11 +163,12 @@ async def _run(plan: Plan, pipe: Connection) -> None:
     pipe.send(total([listener.heard(window) for listener in listeners]))
 
 
-async def _connect(url: str) -> ClientConnection:
+async def _connect(url: str, key: str | None) -> ClientConnection:
     socket = await connect(
         url,
         subprotocols=[Subprotocol(_WIRE.subprotocol)],
         compression=None,
+        additional_headers={} if key is None else {"X-API-Key": key},
         max_size=None,
         ping_interval=None,
         proxy=None,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orpheus_ws.bench import codec as codec_bench
     from orpheus_ws.bench.codec_queue import Result as QueueResult
     from orpheus_ws.bench.gpu_check import Report
+    from orpheus_ws.bench.storm import Result as StormResult
 
 
 @click.group()
@@ -96,6 +97,61 @@ def gateway(streams: int, seconds: float, lead_ms: int, *, as_json: bool) -> Non
                 f"from the engine to the transport: p50 {part.gateway_ms_p50:g} ms, "
                 f"p99 {part.gateway_ms_p99:g} ms"
             )
+
+
+@bench.command()
+@click.option("--speakers", default=20, show_default=True, type=click.IntRange(1, 1000))
+@click.option(
+    "--per-second",
+    default=2000,
+    show_default=True,
+    type=click.IntRange(1, 5000),
+    help="Connections attempted.",
+)
+@click.option(
+    "--seconds",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(1, 60),
+    help="For each part.",
+)
+@click.option("--only", default="", help="One storm, by its name; otherwise all.")
+@as_json_option
+def storm(speakers: int, per_second: int, seconds: float, only: str, *, as_json: bool) -> None:
+    """What a storm of connections does to those who are being spoken to, and to who wants to come in.
+
+    \b
+    bare         the WebSocket library alone refuses the storm
+    calm         the speakers without a storm
+    no key       upgrades without a key          wrong key    and with a wrong one
+    full         a full server without keys      come and go  handshakes that succeed, and leave
+    silent       connections that say nothing    health       questions whether it is alive
+    http         the port of requests            metrics      the port of the metrics
+
+    Engine and codec are simulated, the engine at 1.05 times real time; everything else is real, and
+    on 127.0.0.1 only. Needs the extra `bench`.
+    """
+    with _needing("bench"):
+        from orpheus_ws.bench.storm import measure
+
+    result = measure(speakers, per_second, seconds, only, _progress)
+    click.echo(msgspec.json.encode(result).decode() if as_json else _storm_table(result))
+
+
+def _storm_table(result: "StormResult") -> str:
+    head = f"{result.speakers} speakers, {result.per_second} attempts/s for {result.seconds:g} s"
+    bare = f"a refusal by the library alone: {result.bare_us_per_refusal:g} µs"
+    columns = "attempts/s  µs/answer  core  underruns  late p99  worst ms  turn p99  worst ms  visits  median  worst s"
+    lines = [f"{head}; simulated: {result.simulated}; {bare}", f"storm         {columns}"]
+    lines += [
+        f"{part.name:12}{part.attempts_per_second:12.0f}{part.cpu_us_per_answer or 0:11.1f}"
+        f"{part.cpu_share:6.0%}{part.underruns:11}{part.lateness_ms_p99:10.2f}"
+        f"{part.lateness_ms_worst:10.2f}{part.turn_cpu_ms_p99:10.2f}"
+        f"{part.turn_cpu_ms_worst:10.2f}{part.visits:8}{part.visit_seconds_median or 0:8.3f}"
+        f"{part.visit_seconds_worst or 0:9.3f}  {part.answers}"
+        for part in (result.calm, *result.storms)
+    ]
+    return "\n".join(lines)
 
 
 @bench.command()

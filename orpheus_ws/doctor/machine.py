@@ -7,9 +7,11 @@ from importlib import metadata
 from typing import Final
 
 from orpheus_ws.doctor.check import Check, Status
+from orpheus_ws.server.door import LINE, SILENT
 
-FILES_BESIDE_SOCKETS: Final = 64
-"""An idle server holds 17 to 20 open files; the others are for loading, probes and handshakes."""
+FILES_BESIDE_SOCKETS: Final = 64 + SILENT + 2 * LINE
+"""An idle server holds 17 to 20 open files; the others are for loading and probes, and for those who
+wait at the door in a storm."""
 
 
 def python() -> Check:

@@ -8,6 +8,7 @@ context is told so once and every socket closed; nothing is restarted inside a p
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 import secrets
@@ -33,6 +34,7 @@ from orpheus_ws.named_parts import load_part
 from orpheus_ws.server import auth, tls
 from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
 from orpheus_ws.server.connection import Connection
+from orpheus_ws.server.door import BACKLOG, Door
 from orpheus_ws.server.entrance import Entrance, traceparent
 from orpheus_ws.server.handshake import AdmittedConnection, Handshake
 from orpheus_ws.server.health import PROBE_SECONDS, Health
@@ -100,6 +102,12 @@ class Server:
             health=self.health,
             capacity=Capacity(engine.capacity, self.capacity.source),
             metrics=metrics,
+        )
+        self.door = Door(
+            config.server.handshakes_per_second,
+            config.server.handshake_seconds,
+            self.entrance,
+            config.server.retry_after_seconds,
         )
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
         self.quotas = Quotas(
@@ -275,6 +283,7 @@ class Server:
             contexts=limits.contexts,
             text_chars=limits.text_chars,
             message_bytes=limits.message_bytes,
+            messages_per_second=limits.messages_per_second,
             idle_seconds=limits.idle_seconds,
             session_seconds=limits.session_seconds,
         )
@@ -323,7 +332,7 @@ async def running(config: Config) -> AsyncIterator[Server]:
                 "engine and codec started, but a test word gave no sound within "
                 f"{PROBE_SECONDS:g} s"
             )
-        metrics_port = serve_metrics(config.server, metrics, stack)
+        metrics_port = await serve_metrics(config.server, metrics, stack)
         port = await _listen(server, stack)
         http_port = await _listen_http(server, stack)
         server.address = Address(
@@ -356,7 +365,11 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
             process_request=handshake.request,
             process_response=handshake.response,
             select_subprotocol=handshake.subprotocol,
-            create_connection=AdmittedConnection,
+            create_connection=functools.partial(  # type: ignore[arg-type] # any factory will do
+                AdmittedConnection,
+                door=server.door,
+                frames_per_second=server.config.limits.messages_per_second,
+            ),
             compression=None,
             server_header=None,
             open_timeout=config.handshake_seconds,
@@ -364,6 +377,7 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
             ping_interval=config.ping_seconds,
             ping_timeout=None,
             max_size=HARD_SIZE_FACTOR * server.config.limits.message_bytes,
+            backlog=BACKLOG,
         )
     stack.push_async_callback(_close, server, listener)
     return int(listener.sockets[0].getsockname()[1])
@@ -377,6 +391,7 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
     front = load_part("orpheus_ws.server", "http", "HttpFront", extra="http")(
         server.config,
         server.entrance,
+        server.door,
         server.engine.voices,
         lambda peer, key, traceparent: server.serve(server.converse(peer, key, traceparent)),
         server.context,
@@ -390,6 +405,7 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
 async def _close(server: Server, listener: Listener) -> None:
     """Admit nobody any more, and close every socket with 1001."""
     server.admission.draining = True
+    server.door.close()
     listener.close(code=1001, reason="shutdown")
     try:
         async with asyncio.timeout(CLOSE_SECONDS):

@@ -5,6 +5,7 @@ promised. Whoever is admitted holds a slot, and gives it back himself.
 """
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -17,6 +18,7 @@ from orpheus_ws.keys import Key, KeyRing
 from orpheus_ws.metrics import Metrics
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission, Holder
+from orpheus_ws.server.door import response
 from orpheus_ws.server.health import Health
 from orpheus_ws.trace import clock
 
@@ -27,6 +29,11 @@ READY_PATHS: Final = ("/readyz", "/v1/health/ready")
 CAPACITY_PATH: Final = "/capacity"
 """What anybody may ask. Beside the names that Kubernetes' users know, those of NVIDIA's NIM and of
 other speech servers."""
+
+_ALIVE: Final = response("200 OK", b'{"alive":true}\n')
+_READY: Final = response("200 OK", b'{"ready":true}\n')
+_CREDENTIALS: Final = re.compile(rb"(?i)\n(authorization|x-api-key|xi-api-key):|[?&]token=")
+"""What `auth.identify` would look for; most of a storm has none of it."""
 
 _log = logging.getLogger("orpheus_ws.server")
 
@@ -82,6 +89,31 @@ class Entrance:
         if path == CAPACITY_PATH:
             return 200, self._room()
         return None
+
+    # As the porter at the door -------------------------------------------------------------------
+
+    def page_now(self, head: bytes) -> bytes | None:
+        """See `Porter`. Whether the process is alive, and whether it is ready if that is known."""
+        path = head.partition(b" ")[2].partition(b" ")[0].decode("latin-1")
+        if path in ALIVE_PATHS:
+            return _ALIVE
+        return _READY if path in READY_PATHS and self._health.fresh else None
+
+    def knows(self, head: bytes) -> bool:
+        """See `Porter`. Where there are no keys, nobody is known."""
+        if not self.keys.required or _CREDENTIALS.search(head) is None:
+            return False
+        request, *lines = head.decode("latin-1").splitlines()
+        pairs = [line.partition(":") for line in lines]
+        headers = Headers([(name, value.strip()) for name, _, value in pairs])
+        target = request.partition(" ")[2].partition(" ")[0]
+        return not isinstance(self.identify(headers, target), Refusal)
+
+    def turned_away(self) -> None:
+        """See `Porter`. In a storm nobody is written down one by one."""
+        self._metrics.handshakes_refused.labels("busy").inc()
+
+    # ---------------------------------------------------------------------------------------------
 
     def identify(self, headers: Headers, target: str) -> Key | Refusal:
         """The key that a request carries. `target` is its path with the query."""

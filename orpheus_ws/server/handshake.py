@@ -5,15 +5,17 @@ and then closed. The slot is reserved when the answer is certain to be 101, and 
 TCP connection is lost, whichever way that happens.
 """
 
+import asyncio
 import http
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 import msgspec
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import NegotiationError
 from websockets.http11 import Request, Response
+from websockets.protocol import Event
 from websockets.typing import Subprotocol
 
 from orpheus_ws.errors import OrpheusError
@@ -21,7 +23,9 @@ from orpheus_ws.keys import Key
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import Connection
+from orpheus_ws.server.door import Door, Guest
 from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
+from orpheus_ws.server.inflow import Inflow
 from orpheus_ws.surfaces import Opening, Routes, Surface, Translator, our_refusal
 from orpheus_ws.surfaces.native import PATH
 from orpheus_ws.trace import clock
@@ -31,7 +35,10 @@ MAX_UNSENT_BYTES: Final = 1_048_576
 
 
 class AdmittedConnection(ServerConnection):
-    """A connection that gives its slot back when it is lost, and may be evicted from it before."""
+    """A connection that gives its slot back when it is lost, and may be evicted from it before.
+
+    It is a guest at `door` first, and the library hears of it when its turn has come.
+    """
 
     admission: Admission | None = None
     """Who to give the slot back to; set when one is reserved."""
@@ -47,6 +54,14 @@ class AdmittedConnection(ServerConnection):
     """What serves it, from the handshake's end to its own."""
     lost = False
     _heard_at = 0.0
+    _frames = 0
+    _guest: Guest | None = None
+    _inflow: Inflow
+
+    def __init__(self, *options: Any, door: Door, frames_per_second: float, **named: Any) -> None:
+        super().__init__(*options, **named)
+        self._door = door
+        self._frames_per_second = frames_per_second
 
     @property
     def tenant(self) -> str:
@@ -65,18 +80,48 @@ class AdmittedConnection(ServerConnection):
         assert self.serving is not None
         self.serving.leave(1001, "idle_evicted")
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        transport = cast(asyncio.Transport, transport)  # uvloop's only behaves like one
+
+        def enter(sent: bytes) -> None:
+            self._guest = None
+            super(AdmittedConnection, self).connection_made(transport)
+            self._inflow = Inflow(transport, self._take, self._frames_per_second)
+            self.recv_messages.pause = self._inflow.pause_reading
+            self.recv_messages.resume = self._inflow.resume_reading
+            self._inflow.feed(sent)
+
+        self._guest = self._door.arrive(transport, enter)
+
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop. The library answers pings without waiting for room to send."""
+        """Called by the event loop."""
         self._heard_at = clock()
+        if self._guest is not None:
+            self._guest.feed(data)
+        else:
+            self._inflow.feed(data)
+
+    def _take(self, data: bytes) -> int:
+        """See `Inflow`. The library answers pings without waiting for room to send."""
+        self._frames = 0
         super().data_received(data)
         if self.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.transport.abort()
+        return self._frames
+
+    def process_event(self, event: Event) -> None:
+        """Called by the library for the request and for each frame."""
+        self._frames += 1
+        super().process_event(event)
 
     def eof_received(self) -> None:
         """Called by the event loop when the peer has left. What it did not read is for nobody.
 
         asyncio would still write it, and a transport that has done so fails when it is aborted.
         """
+        if self._guest is not None:
+            return
         super().eof_received()
         if self.transport.get_write_buffer_size():
             self.transport.abort()
@@ -84,9 +129,19 @@ class AdmittedConnection(ServerConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop exactly once for every accepted TCP connection."""
         self.lost = True
-        if self.admission is not None:
-            self.admission.release(self)
-        super().connection_lost(exc)
+        if self._guest is not None:
+            self._guest.leave()
+            self._guest = None
+            # Never begun, so it never ended: it would refer to its protocol for ever.
+            self.protocol.parser.close()
+        else:
+            self._inflow.stop()
+            if self.admission is not None:
+                self.admission.release(self)
+            super().connection_lost(exc)
+        # What refers to itself waits for the collector, which would stop everybody for 100 ms once a
+        # storm has left enough of it.
+        self.protocol.select_subprotocol = _no_subprotocol  # type: ignore[assignment, method-assign]
 
 
 class Handshake:
@@ -181,6 +236,10 @@ class Handshake:
         )
         response.headers.update(refusal.headers)
         return response
+
+
+def _no_subprotocol(_offered: Sequence[Subprotocol]) -> None:
+    """For a connection that is gone, whose handshake may still be under way."""
 
 
 def _surface(connection: ServerConnection) -> Surface:

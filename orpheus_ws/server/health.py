@@ -45,6 +45,13 @@ class Health:
         """False once engine or codec can never answer again."""
         return self._engine.alive and self._codec.alive
 
+    @property
+    def fresh(self) -> bool:
+        """Whether it is ready for sure, because it spoke just now."""
+        if self._admission.draining or not self.alive or self._worked_at is None:
+            return False
+        return clock() - self._worked_at < FRESH_SECONDS
+
     def worked(self) -> None:
         """Audio was produced just now."""
         self._worked_at = clock()
@@ -54,7 +61,7 @@ class Health:
         """Answer within `PROBE_SECONDS`. Concurrent questions share one probe."""
         if self._admission.draining or not self.alive:
             return False
-        if self._worked_at is not None and clock() - self._worked_at < FRESH_SECONDS:
+        if self.fresh:
             return True
         if self._engine.statistics().active >= self._engine.capacity:
             return await self._progresses()

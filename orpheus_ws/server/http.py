@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 import h11
@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 from websockets.datastructures import Headers
@@ -31,14 +32,14 @@ from orpheus_ws.config import AuthConfig, Config
 from orpheus_ws.errors import OrpheusError
 from orpheus_ws.keys import Key
 from orpheus_ws.server import auth, entrance
+from orpheus_ws.server.door import BACKLOG, HEAD_BYTES, Door, Guest
 from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
 from orpheus_ws.server.http_peer import CLOSE_SECONDS, HttpPeer
+from orpheus_ws.server.inflow import Inflow
 from orpheus_ws.server.ports import tls_arguments
 from orpheus_ws.server.tcp import tune
 from orpheus_ws.surfaces import HttpSurface, Opening, http_surfaces, our_refusal
 
-HEAD_BYTES: Final = 16_384
-"""How long a request's line and headers may be; longer ones are answered with 400."""
 WRITE_BUFFER_BYTES: Final = 32_768
 KEEP_ALIVE_SECONDS: Final = 150
 """An idle connection is closed after so long. Load balancers (60 s) and clients (LiveKit: 120 s) leave
@@ -55,12 +56,14 @@ class HttpFront:
         self,
         config: Config,
         doors: Entrance,
+        door: Door,
         voices: tuple[str, ...],
         serve: Serve,
         tls: ssl.SSLContext | None,
     ) -> None:
         self._config = config
         self._entrance = doors
+        self._door = door
         self._voices = voices
         self._tls = tls
         self._peers: set[HttpPeer] = set()
@@ -75,7 +78,7 @@ class HttpFront:
     async def listen(self) -> int:
         """Open the port and return which it is. Raises `OSError`."""
         config = uvicorn.Config(
-            _dated(self._application()),
+            _dated(self._application(), self._door),
             http=_Protocol,
             ws="none",
             lifespan="off",
@@ -90,9 +93,10 @@ class HttpFront:
         config.load()
         server = self._config.server
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: _Protocol(config, self._state, server.handshake_seconds),
+            lambda: _Protocol(config, self._state, self._door, server.handshake_seconds),
             server.host,
             server.http_port,
+            backlog=BACKLOG,
             **tls_arguments(self._tls, server),
         )
         return int(self._listener.sockets[0].getsockname()[1])
@@ -254,30 +258,50 @@ class _Speech:
 class _Protocol(H11Protocol):
     """A connection whose peer has to come to the end of what it sends, within `head_seconds`.
 
-    The library limits how long nothing may come, but not how long a request may take to come; and
-    only its parser knows what is still owed. It has no public way to ask, so this is the one place
-    that builds on the inside of uvicorn, whose version is bounded for that.
+    It is a guest at `door` first. The library limits how long nothing may come, but not how long a
+    request may take to come; and only its parser knows what is still owed. It has no public way to
+    ask, so this is the one place that builds on the inside of uvicorn, whose version is bounded for
+    that.
     """
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, head_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, state: ServerState, door: Door, head_seconds: float
+    ) -> None:
         super().__init__(config, state, {})
+        self._door = door
+        self._guest: Guest | None = None
+        self._inflow: Inflow | None = None
         self.closed: asyncio.Future[None] = self.loop.create_future()
         self._head_seconds = head_seconds
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
-        super().connection_made(transport)
-        tune(transport)
-        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
-        # Where an application finds the connection: each request gets a copy.
-        self.app_state = {"transport": transport}
-        self._expect(more=True)
+
+        def enter(sent: bytes) -> None:
+            self._guest = None
+            super(_Protocol, self).connection_made(transport)
+            tune(transport)
+            transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+            # Where an application finds the connection: each request gets a copy.
+            self.app_state = {"transport": transport}
+            self._inflow = Inflow(transport, self._take)
+            self.flow = FlowControl(cast(asyncio.Transport, self._inflow))
+            self._inflow.feed(sent)
+
+        self._guest = self._door.arrive(transport, enter)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
+        if self._guest is not None:
+            self._guest.feed(data)
+        elif self._inflow is not None:
+            self._inflow.feed(data)
+
+    def _take(self, data: bytes) -> int:
         super().data_received(data)
         self._expect(more=self._owed)
+        return 0
 
     def on_response_complete(self) -> None:
         """Called at the end of a response: a part of the next request may be here already."""
@@ -293,6 +317,11 @@ class _Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
+        if self._inflow is None:
+            if self._guest is not None:
+                self._guest.leave()
+            return
+        self._inflow.stop()
         self._expect(more=False)
         super().connection_lost(exc)
         self.closed.set_result(None)
@@ -347,15 +376,21 @@ def _cross_origin(access: AuthConfig) -> list[Middleware]:
     return [cors]
 
 
-def _dated(application: ASGIApp) -> ASGIApp:
-    """Responses with the date, as RFC 9110 wants them."""
+def _dated(application: ASGIApp, door: Door) -> ASGIApp:
+    """Responses with the date, as RFC 9110 wants them.
+
+    While others wait at the door, one request is all that a connection gets before it waits there again.
+    """
 
     async def dated(scope: Scope, receive: Receive, send: Send) -> None:
+        closing = [(b"connection", b"close")] if door.spend() else []
+
         async def start(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [
                     *message["headers"],
                     (b"date", formatdate(usegmt=True).encode()),
+                    *closing,
                 ]
             await send(message)
 

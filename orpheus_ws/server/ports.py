@@ -11,11 +11,10 @@ import ssl
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import prometheus_client
-
 from orpheus_ws.config import ServerConfig
 from orpheus_ws.errors import StartupError
 from orpheus_ws.metrics import Metrics
+from orpheus_ws.server.scrapes import Scrapes
 from orpheus_ws.server.websocket import CLOSE_SECONDS
 from orpheus_ws.surfaces.native import PATH
 
@@ -93,17 +92,13 @@ async def try_ports(config: ServerConfig) -> None:
         await listener.wait_closed()
 
 
-def serve_metrics(config: ServerConfig, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int:
+async def serve_metrics(
+    config: ServerConfig, metrics: Metrics, stack: contextlib.AsyncExitStack
+) -> int:
     """Serve /metrics on a thread of its own, so that scrapes work while the event loop does not."""
     with binding(config.metrics_host, config.metrics_port, "server.metrics_port"):
-        httpd, thread = prometheus_client.start_http_server(
-            config.metrics_port, addr=config.metrics_host, registry=metrics.registry
+        scrapes = await asyncio.to_thread(
+            Scrapes, config.metrics_host, config.metrics_port, metrics.registry
         )
-
-    def stop() -> None:
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
-
-    stack.push_async_callback(asyncio.to_thread, stop)
-    return int(httpd.server_port)
+    stack.push_async_callback(asyncio.to_thread, scrapes.close)
+    return scrapes.port

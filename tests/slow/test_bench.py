@@ -43,6 +43,29 @@ def test_gateway() -> None:
     assert parts["grouped"]["frames_per_message"] > 1.3
 
 
+def test_storm() -> None:
+    """A storm of 2000 connections a second, of any kind, makes nobody who is spoken to wait; a client
+    with a key comes in meanwhile, and a refusal costs less than the library's own.
+    """
+    done = bench("storm", "--speakers", "20", "--per-second", "2000", "--seconds", "10", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["speakers"], result["per_second"], result["seconds"]) == (20, 2000, 10)
+    assert result["calm"]["underruns"] == 0
+    storms = {storm["name"]: storm for storm in result["storms"]}
+    assert len(storms) == 8
+    for name, storm in storms.items():
+        assert storm["attempts_per_second"] > 1500, name
+        assert storm["underruns"] == 0, name
+        # Less than the virtual player's 80 ms, whatever else the machine is at.
+        assert storm["turn_cpu_ms_worst"] < 40, name
+    for name in ("no key", "wrong key", "silent", "health", "http", "metrics"):
+        assert storms[name]["visits"] > 10, name
+        assert storms[name]["visit_seconds_median"] < 0.2, name
+    for name in ("no key", "wrong key", "health"):
+        assert storms[name]["cpu_us_per_answer"] < result["bare_us_per_refusal"], name
+
+
 def test_codec() -> None:
     """Each decoder comes to a figure with each model, and the streaming form is the fastest."""
     done = bench("codec", "--streams", "1", "--streams", "9", "--seconds", "0", "--json")

@@ -1,0 +1,133 @@
+"""The port of the metrics: an event loop on a thread of its own, so that scrapes work while the server's
+does not.
+
+Rule: a scrape is one response to one request. It waits at a door like that of the other ports, at a rate
+that no Prometheus comes near, because what it costs is taken from the interpreter that speaks.
+"""
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from orpheus_ws.server.door import BACKLOG, Door, Guest
+
+SCRAPES_PER_SECOND: Final = 10
+"""A page takes some 3 ms to write, so this is 3 % of a core. Prometheus asks every 15 s or so."""
+SCRAPE_SECONDS: Final = 10.0
+"""How long a scraper may take to ask and to read: Prometheus gives up after as long by default."""
+
+WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class Scrapes:
+    """The thread. Raises `OSError` where the port cannot be had."""
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        self._page = cast(WsgiApp, make_wsgi_app(registry))
+        self._loop = _new_event_loop()
+        try:
+            self._server = self._loop.run_until_complete(self._listen(host, port))
+        except BaseException:
+            self._loop.close()
+            raise
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        self._door = Door(SCRAPES_PER_SECOND, SCRAPE_SECONDS, _Porter())
+        factory = functools.partial(_Scrape, self._door, self._page)
+        return await self._loop.create_server(factory, host, port, backlog=BACKLOG)
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._server.close()
+        self._door.close()
+        # What was cut off is told so in the next turn.
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+    def close(self) -> None:
+        """Answer nobody any more. Waits for the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+class _Porter:
+    """Nobody is known here, and there is only one page."""
+
+    def knows(self, head: bytes) -> bool:
+        return False
+
+    def page_now(self, head: bytes) -> bytes | None:
+        return None
+
+    def turned_away(self) -> None:
+        """The registry belongs to another thread's loop; the log has it."""
+
+
+class _Scrape(asyncio.Protocol):
+    def __init__(self, door: Door, page: WsgiApp) -> None:
+        self._door = door
+        self._page = page
+        self._guest: Guest | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._guest = self._door.arrive(self._transport, self._answer)
+
+    def data_received(self, data: bytes) -> None:
+        if self._guest is not None:
+            self._guest.feed(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._guest is not None:
+            self._guest.leave()
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _answer(self, sent: bytes) -> None:
+        """Write it all, for a while; the library finds out which format is asked for."""
+        self._guest = None
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(SCRAPE_SECONDS, self._transport.abort)
+        self._transport.write(_respond(self._page, sent))
+        self._transport.close()
+
+
+def _respond(page: WsgiApp, sent: bytes) -> bytes:
+    """The response to a request by a WSGI application that needs little of it."""
+    request, *lines = sent.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+    method, _, target = request.partition(" ")
+    path, _, query = target.partition(" ")[0].partition("?")
+    environ: dict[str, Any] = {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query}
+    for line in lines:
+        name, _, value = line.partition(":")
+        environ["HTTP_" + name.upper().replace("-", "_")] = value.strip()
+    head: list[str] = []
+
+    def start(status: str, headers: list[tuple[str, str]]) -> None:
+        head.append(f"HTTP/1.1 {status}")
+        head.extend(f"{name}: {value}" for name, value in headers)
+
+    try:
+        body = b"".join(page(environ, start))
+    except Exception:  # noqa: BLE001 - whatever does not fit in a request is the scraper's affair
+        return f"HTTP/1.1 400 {HTTPStatus.BAD_REQUEST.phrase}\r\n\r\n".encode()
+    head += [f"Content-Length: {len(body)}", "Connection: close"]
+    return ("\r\n".join(head) + "\r\n\r\n").encode("latin-1") + body
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ModuleNotFoundError:  # not made for Windows
+        return asyncio.SelectorEventLoop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
