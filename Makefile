@@ -20,7 +20,11 @@ WORKERS ?= 2
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 SLOW := --timeout 1200
 
-.PHONY: demo test test-slow test-numpy1 gpu-check lint format docs clean
+# Seconds for each target of `make fuzz`, and which; all when none is named.
+SECONDS ?= 600
+TARGETS ?=
+
+.PHONY: demo test test-slow test-numpy1 gpu-check fuzz lint format docs clean
 
 demo: $(VENV)/.voice
 	@$(BIN)/python -m orpheus_ws say --local --output hello.wav -- "$$TEXT"
@@ -41,6 +45,10 @@ test-numpy1: $(VENV_NUMPY1)/.check
 gpu-check: $(VENV)/.voice
 	$(BIN)/python -m orpheus_ws bench gpu-check --out gpu-check.json
 
+# Looks for inputs that are faults, with atheris; CONTRIBUTING.md says what to do with one.
+fuzz: $(VENV)/.slow
+	$(BIN)/python -m tests.fuzz $(TARGETS) --seconds $(SECONDS) --report .fuzz/report.json
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,7 +67,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m deploy.grafana.dashboard
 
 clean:
-	rm -rf $(VENV) $(VENV_NUMPY1) hello.wav gpu-check.json .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_NUMPY1) .fuzz hello.wav gpu-check.json .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.voice: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing the server with the embedded voice into $(VENV) …"

@@ -19,11 +19,13 @@ KEPT: Final = Path(".fuzz")
 _DEADLINE_SECONDS: Final = 20
 """For one input: what takes longer is a fault."""
 _MEMORY_MB: Final = 2048
-_STATISTICS: Final = re.compile(r"^stat::(\w+):\s+(\d+)", re.MULTILINE)
+_ROUND_SECONDS: Final = 60
+"""A process is given up after so long: atheris forgets to free what comparing arrays gives."""
+_EXECUTED: Final = re.compile(r"^stat::number_of_executed_units:\s+(\d+)", re.MULTILINE)
 _FAULT: Final = re.compile(r"Test unit written to (\S+)")
 _PROGRESS: Final = re.compile(r"cov: (\d+) ft: (\d+) corp: (\d+)/")
 _MOST_BYTES: Final = 8192
-NOTHING: Final = "\\x00"
+_NOTHING: Final = "\\x00"
 """A word, as a dictionary without one is refused."""
 
 
@@ -36,31 +38,45 @@ def look(name: str, seconds: int, kept: Path = KEPT) -> dict[str, Any]:
 
     Raises `NotRun` with what the fuzzer said.
     """
-    folder = kept / name
-    folder.mkdir(parents=True, exist_ok=True)
+    command = _command(name, kept)
+    figures: dict[str, Any] = {"target": name, "seconds": 0, "executions": 0}
+    while figures["seconds"] < seconds and "fault" not in figures:
+        turn = min(_ROUND_SECONDS, seconds - figures["seconds"])
+        ran = subprocess.run(
+            [*command, f"-max_total_time={turn}", str(kept / name), *_seeds(name)],
+            capture_output=True,
+            check=False,
+        )
+        said = (ran.stdout + ran.stderr).decode(errors="replace")
+        faults, executed = _FAULT.findall(said), _EXECUTED.findall(said)
+        if bool(ran.returncode) != bool(faults) or not executed:
+            raise NotRun(said)
+        figures["seconds"] += turn
+        figures["executions"] += int(executed[0])
+        for edges, features, inputs in _PROGRESS.findall(said)[-1:]:
+            figures |= {"edges": int(edges), "features": int(features), "inputs": int(inputs)}
+        if faults:
+            figures["fault"] = faults[0]
+            figures["traceback"] = said.partition("=== Uncaught")[2].partition("\n\n")[0]
+    return figures
+
+
+def _command(name: str, kept: Path) -> list[str]:
+    """A round's, but for how long it takes and where inputs are."""
+    (kept / name).mkdir(parents=True, exist_ok=True)
     words = kept / f"{name}.dict"
     # A word is quoted with its bytes in hexadecimal, which every byte may be.
     quoted = ("".join(f"\\x{byte:02x}" for byte in word.encode()) for word in load(name).WORDS)
-    words.write_text("".join(f'"{word}"\n' for word in (*quoted, NOTHING)))
-    seeds = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
-    command = [
-        sys.executable, "-m", "tests.fuzz.run", name, f"-max_total_time={seconds}", "-print_final_stats=1",
+    words.write_text("".join(f'"{word}"\n' for word in (*quoted, _NOTHING)))
+    return [
+        sys.executable, "-m", "tests.fuzz.run", name, "-print_final_stats=1", f"-max_len={_MOST_BYTES}",
         f"-artifact_prefix={kept / name}-", f"-timeout={_DEADLINE_SECONDS}", f"-rss_limit_mb={_MEMORY_MB}",
-        f"-dict={words}", f"-max_len={_MOST_BYTES}", str(folder), *seeds,
+        f"-dict={words}",
     ]  # fmt: skip
-    ran = subprocess.run(command, capture_output=True, check=False)
-    said = (ran.stdout + ran.stderr).decode(errors="replace")
-    faults = _FAULT.findall(said)
-    if bool(ran.returncode) != bool(faults) or "number_of_executed_units" not in said:
-        raise NotRun(said)
-    figures: dict[str, Any] = {"target": name, "seconds": seconds}
-    figures |= {key: int(number) for key, number in _STATISTICS.findall(said)}
-    for edges, features, inputs in _PROGRESS.findall(said)[-1:]:
-        figures |= {"edges": int(edges), "features": int(features), "inputs": int(inputs)}
-    if faults:
-        figures["fault"] = faults[0]
-        figures["traceback"] = said.partition("=== Uncaught")[2].partition("\n\n")[0]
-    return figures
+
+
+def _seeds(name: str) -> list[str]:
+    return [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
 
 
 @click.command()
@@ -77,6 +93,7 @@ def main(targets: tuple[str, ...], seconds: int, kept: Path, report: Path | None
         results.append(look(name, seconds, kept))
         click.echo(json.dumps(results[-1], indent=2))
         if report is not None:
+            report.parent.mkdir(parents=True, exist_ok=True)
             report.write_text(json.dumps(results, indent=2) + "\n")
     sys.exit(any("fault" in result for result in results))
 

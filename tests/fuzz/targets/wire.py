@@ -50,7 +50,9 @@ def one(data: bytes) -> None:
             reply = _attempt(wire.decode_reply, frame)
             if reply is not None:
                 again = wire.encode_reply(cast("m.ServerMessage", reply))
-                assert _equal(wire.decode_reply(again), reply)
+                # Compared as bytes: a server may say numbers that are none.
+                decoded = wire.decode_reply(again)
+                assert wire.encode_reply(decoded) == again
 
 
 def _attempt(decode: _Decode, frame: str | bytes) -> m.ClientMessage | m.ServerMessage | None:
