@@ -51,9 +51,7 @@ class RawPeer:
         address = parse_uri(url)
         reader, writer = await asyncio.open_connection(address.host, address.port)
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        protocol = ClientProtocol(
-            address, subprotocols=[Subprotocol(subprotocol)], max_size=None
-        )
+        protocol = ClientProtocol(address, subprotocols=[Subprotocol(subprotocol)], max_size=None)
         peer = cls((reader, writer), protocol, wires()[subprotocol])
         protocol.send_request(protocol.connect())
         await peer._flush(cuts)

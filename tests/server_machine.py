@@ -208,14 +208,18 @@ class Listener:
     def _life(self, message: m.Audio) -> Life:
         if message.context:
             return self._named(message.context)
-        (life,) = (life for life in map(self.live, self.lives) if life and life.handle == message.handle)
+        (life,) = (
+            life for life in map(self.live, self.lives) if life and life.handle == message.handle
+        )
         return life
 
     def _hear_of(self, life: Life, message: m.Started | m.Segment | m.Flushed) -> None:
         match message:
             case m.Started():
                 assert life.handle is None
-                assert message.handle not in [each.handle for each in map(self.live, self.lives) if each]
+                assert message.handle not in [
+                    each.handle for each in map(self.live, self.lives) if each
+                ]
                 life.handle = message.handle
             case m.Segment():
                 life.segment(message)
@@ -274,9 +278,7 @@ class ServerMachine(RuleBasedStateMachine):
     # What is said --------------------------------------------------------------------------------
 
     @rule(which=WHICH, id_=IDS, options=OPTIONS, cuts=CUTS, pieces=CUTS)
-    def open(
-        self, which: int, id_: str, options: dict[str, Any], cuts: Cuts, pieces: Cuts
-    ) -> None:
+    def open(self, which: int, id_: str, options: dict[str, Any], cuts: Cuts, pieces: Cuts) -> None:
         one = self.listeners[which]
         known, alive = one.live(id_), len(one.alive)
         replies = self.run(one.say(m.Open(context=id_, **options), cuts, pieces))
@@ -357,7 +359,9 @@ class ServerMachine(RuleBasedStateMachine):
         self, one: Listener, id_: str, replies: list[m.ServerMessage], dropped: bool
     ) -> None:
         """What is dropped is warned of once, and nothing else is."""
-        warned = [each for each in replies if isinstance(each, m.Warn) and each.code == "closed_context"]
+        warned = [
+            each for each in replies if isinstance(each, m.Warn) and each.code == "closed_context"
+        ]
         if not dropped:
             # An `end` may have come after an end that was not heard of yet.
             assert not warned or one.live(id_) is None
@@ -376,12 +380,16 @@ class ServerMachine(RuleBasedStateMachine):
     def cancel(self, which: int, id_: str, played: float | None, cuts: Cuts) -> None:
         one = self.listeners[which]
         due = [life for each in one.alive if id_ in ("*", each) and (life := one.live(each))]
-        message = {"type": "cancel", "context": id_} | ({} if played is None else {"played_ms": played})
+        message = {"type": "cancel", "context": id_} | (
+            {} if played is None else {"played_ms": played}
+        )
         replies = self.run(one.say(message, cuts, ()))
         assert all(life.over for life in due)
         cancelled = [reply.context for reply in replies if isinstance(reply, m.Cancelled)]
         assert len(cancelled) >= sum(not life.ended for life in due)
-        unfit = [each for each in replies if isinstance(each, m.Warn) and each.code == "bad_message"]
+        unfit = [
+            each for each in replies if isinstance(each, m.Warn) and each.code == "bad_message"
+        ]
         assert len(unfit) == (played == -1.0)
 
     @rule(which=WHICH, kind=st.sampled_from(["nothing", "", "Text"]), cuts=CUTS)

@@ -6,6 +6,7 @@ and Starlette routes; what they have no limit for, a client that never finishes 
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 from typing import Any, Final
@@ -41,6 +42,8 @@ KEEP_ALIVE_SECONDS: Final = 150
 """An idle connection is closed after so long. Load balancers (60 s) and clients (LiveKit: 120 s) leave
 earlier, so nobody sends a request to a server that closes in that instant."""
 
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
 Serve = Callable[[HttpPeer, str], Awaitable[None]]
 """Serve a conversation to its end, with the name of the key."""
 
@@ -66,7 +69,7 @@ class HttpFront:
     async def listen(self) -> int:
         """Open the port and return which it is. Raises `OSError`."""
         config = uvicorn.Config(
-            _dated(self._application()),
+            _dated(self._readable(self._application())),
             http=_Protocol,
             ws="none",
             lifespan="off",
@@ -120,6 +123,21 @@ class HttpFront:
             middleware=_cross_origin(self._config.auth),
             exception_handlers={HTTPException: self._unknown},
         )
+
+    def _readable(self, application: ASGIApp) -> ASGIApp:
+        """Refuse headers with control characters, as RFC 9110 wants it and h11 does not."""
+
+        async def readable(scope: Scope, receive: Receive, send: Send) -> None:
+            if not any(_CONTROL.search(value) for _, value in scope["headers"]):
+                await application(scope, receive, send)
+                return
+            advice = "send headers without control characters"
+            refusal = Refusal(400, "request", advice, {"Connection": "close"})
+            self._entrance.count(refusal, None)
+            body = our_refusal(refusal.status, refusal.reason, refusal.advice)
+            await _json(refusal.status, body, refusal.headers)(scope, receive, send)
+
+        return readable
 
     async def _plain(self, request: Request) -> Response:
         page = await self._entrance.page(request.url.path)
