@@ -132,6 +132,7 @@ class Listener:
         """A context is opened, as far as is known."""
         formats = self.defaults | options
         life = Life(formats["encoding"], formats["sample_rate"])
+        self.lives.pop(id_, None)  # it is spoken after those that were opened before
         self.lives[id_] = life
         self.warned.discard(id_)
         return life
@@ -158,8 +159,10 @@ class Listener:
         return packed
 
     async def rest(self) -> None:
-        """Hear everything that comes by itself: the ends of all that take no more text."""
-        while any(life.ended for id_ in self.alive if (life := self.live(id_))):
+        """Hear everything that comes by itself: the ends of all that wait for no text but their own."""
+        alive = [life for id_ in self.alive if (life := self.live(id_))]
+        due = list(itertools.takewhile(lambda life: life.ended, alive))
+        while not all(life.over for life in due):
             self.hear(await self.peer.receive())
 
     async def leave(self) -> tuple[int | None, str]:
@@ -456,7 +459,7 @@ class ServerMachine(RuleBasedStateMachine):
         return (await one.leave())[0]
 
     @rule(which=WHICH, half=st.booleans(), cuts=CUTS)
-    def vanish(self, which: int, half: bool, cuts: Cuts) -> None:  # noqa: FBT001
+    def vanish(self, which: int, half: bool, cuts: Cuts) -> None:
         """Gone, without a word or in the middle of one."""
         one = self.listeners[which]
         if half:

@@ -5,12 +5,14 @@ import contextlib
 import logging
 import random
 import re
+import socket
+import struct
 
 import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.server import Server
-from tests.harness import Peer, audio, peer, turns_until
+from tests.harness import Peer, audio, peer, server, turns_until
 from tests.hostile_bytes import CONTROL, KINDS, SECRET, speech
 from tests.http_peers import http_server
 from tests.server_peers import SENTENCE, STEPPED, held, http, metric
@@ -142,3 +144,31 @@ async def test_control_characters_in_headers(
         assert refused == len(CONTROL)
     said = capfd.readouterr()
     assert SECRET.decode() not in said.out + said.err + caplog.text
+
+
+@pytest.mark.parametrize(
+    "head", [b"POST /nowhere", b"GET /healthz", b"GET /readyz", b"GET /v1/tts"]
+)
+async def test_no_frames_behind_a_request(head: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """A request to the sockets' port with something behind it that is no frame is no fault of ours."""
+    async with server() as started:
+        reader, writer = await asyncio.open_connection("127.0.0.1", started.address.port)
+        writer.write(head + b" HTTP/1.1\r\nHost: x\r\n\r\n" + SECRET * 10)
+        assert not await reader.read()
+        writer.close()
+        assert (await http(started, "/healthz"))[0] == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_scrapers_that_leave(capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever leaves the port of metrics before he is answered is no traceback among the logs."""
+    async with server() as started:
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", started.address.metrics_port)
+            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n" * 20)
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+            writer.transport.abort()
+        assert (await http(started, "/metrics", port=started.address.metrics_port))[0] == 200
+    assert "Traceback" not in capfd.readouterr().err

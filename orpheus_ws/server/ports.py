@@ -50,12 +50,18 @@ async def try_ports(config: ServerConfig) -> None:
         await listener.wait_closed()
 
 
+def _forget(_request: object, _address: object) -> None:
+    """A scraper is gone; nobody has to know."""
+
+
 def serve_metrics(config: ServerConfig, metrics: Metrics, stack: contextlib.AsyncExitStack) -> int:
     """Serve /metrics on a thread of its own, so that scrapes work while the event loop does not."""
     with binding(config.metrics_host, config.metrics_port, "server.metrics_port"):
         httpd, thread = prometheus_client.start_http_server(
             config.metrics_port, addr=config.metrics_host, registry=metrics.registry
         )
+    # By default it writes a traceback for everybody who leaves before he is answered.
+    httpd.handle_error = _forget  # type: ignore[method-assign]
 
     def stop() -> None:
         httpd.shutdown()
