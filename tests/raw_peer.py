@@ -8,6 +8,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
@@ -89,7 +90,7 @@ class RawPeer:
             await self._read()
         frame = self._frames.popleft()
         return self.wire.decode_reply(
-            frame.data.decode() if frame.opcode is Opcode.TEXT else bytes(frame.data)
+            bytes(frame.data).decode() if frame.opcode is Opcode.TEXT else bytes(frame.data)
         )
 
     def abort(self) -> None:
@@ -119,4 +120,4 @@ class RawPeer:
 def _cut(data: bytes, cuts: Cuts) -> list[bytes]:
     """Pieces of `data` that are not empty, or the one that is."""
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)] or [b""]
+    return [data[a:b] for a, b in pairwise(edges)] or [b""]

@@ -7,6 +7,7 @@ import random
 import re
 import socket
 import struct
+import threading
 
 import pytest
 
@@ -165,10 +166,14 @@ async def test_scrapers_that_leave(capfd: pytest.CaptureFixture[str]) -> None:
     async with server() as started:
         for _ in range(20):
             _, writer = await asyncio.open_connection("127.0.0.1", started.address.metrics_port)
-            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n" * 20)
+            writer.write(b"GET /met")
+            await asyncio.sleep(0)
             writer.get_extra_info("socket").setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
             )
             writer.transport.abort()
+        await turns_until(
+            lambda: not any("process_request" in each.name for each in threading.enumerate())
+        )
         assert (await http(started, "/metrics", port=started.address.metrics_port))[0] == 200
     assert "Traceback" not in capfd.readouterr().err

@@ -61,7 +61,7 @@ def serve_metrics(config: ServerConfig, metrics: Metrics, stack: contextlib.Asyn
             config.metrics_port, addr=config.metrics_host, registry=metrics.registry
         )
     # By default it writes a traceback for everybody who leaves before he is answered.
-    httpd.handle_error = _forget  # type: ignore[method-assign]
+    httpd.handle_error = _forget  # type: ignore[assignment]
 
     def stop() -> None:
         httpd.shutdown()

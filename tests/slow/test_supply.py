@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,16 +29,18 @@ def run(*command: str | Path) -> str:
     return ran.stdout
 
 
-@pytest.fixture(params=LOCKS)
-def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+@pytest.fixture(params=LOCKS, scope="module")
+def installed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
     """A lock's name, and the Python of an environment with what is in it and this package."""
     name: str = request.param
-    folder = tmp_path / "venv"
+    folder = tmp_path_factory.mktemp(name) / "venv"
     run(sys.executable, "-m", "venv", folder)
     python = folder / "bin" / "python"
     run(python, "-m", "pip", "install", "-q", "--require-hashes", "-r", ROOT / LOCKS[name])
     run(python, "-m", "pip", "install", "-q", "--no-deps", ROOT)
-    yield name, python
+    return name, python
 
 
 def test_a_locked_installation(installed: tuple[str, Path]) -> None:
@@ -48,7 +49,7 @@ def test_a_locked_installation(installed: tuple[str, Path]) -> None:
     run(python, "-m", "pip", "check")
     listed = run(python, "-m", "pip", "list", "--format", "freeze").split()
     pairs = (each.split("==") for each in listed)
-    there = {canonicalize_name(package): version for package, version in pairs}
+    there: dict[str, str] = {canonicalize_name(package): version for package, version in pairs}
     expected = pins(
         name, python=run(python, "-c", "import platform as p; print(p.python_version())")
     )
