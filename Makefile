@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_NUMPY1 ?= .venv-numpy1
+VENV_SUPPLY ?= .venv-supply
 PIP_ARGS ?=
 TEXT ?= Hello! This is Orpheus, speaking over a web socket. How are you today?
 # As it was written: a `$` is no variable of make's here.
@@ -20,7 +21,11 @@ WORKERS ?= 2
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 SLOW := --timeout 1200
 
-.PHONY: demo test test-slow test-numpy1 gpu-check lint format docs clean
+# Seconds for each target of `make fuzz`, and which; all when none is named.
+SECONDS ?= 600
+TARGETS ?=
+
+.PHONY: demo test test-slow test-numpy1 gpu-check fuzz lock licences audit lint format docs clean
 
 demo: $(VENV)/.voice
 	@$(BIN)/python -m orpheus_ws say --local --output hello.wav -- "$$TEXT"
@@ -41,6 +46,26 @@ test-numpy1: $(VENV_NUMPY1)/.check
 gpu-check: $(VENV)/.voice
 	$(BIN)/python -m orpheus_ws bench gpu-check --out gpu-check.json
 
+# Looks for inputs that are faults, with atheris; CONTRIBUTING.md says what to do with one.
+fuzz: $(VENV)/.slow
+	$(BIN)/python -m tests.fuzz $(TARGETS) --seconds $(SECONDS) --report .fuzz/report.json
+
+# What is installed to serve, to the byte: `pip install --require-hashes -r requirements/base.lock`.
+LOCK := pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--upgrade --custom-compile-command "make lock"
+lock: $(VENV_SUPPLY)/.supply
+	$(VENV_SUPPLY)/bin/uv $(LOCK) pyproject.toml --extra http --output-file requirements/http.lock
+	sed 's/ *--hash.*//; s/ *\\$$//; /^$$/d' requirements/http.lock > $(VENV_SUPPLY)/pins.txt
+	$(VENV_SUPPLY)/bin/uv $(LOCK) pyproject.toml --constraint $(VENV_SUPPLY)/pins.txt \
+		--output-file requirements/base.lock
+
+licences: $(VENV)/.slow
+	$(BIN)/python -m tests.licences
+
+# Needs a database of advisories, on the network. What it could not ask about is a failure, too.
+audit: $(VENV_SUPPLY)/.supply
+	$(VENV_SUPPLY)/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/http.lock
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,7 +84,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m deploy.grafana.dashboard
 
 clean:
-	rm -rf $(VENV) $(VENV_NUMPY1) hello.wav gpu-check.json .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_NUMPY1) $(VENV_SUPPLY) .fuzz hello.wav gpu-check.json .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.voice: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing the server with the embedded voice into $(VENV) …"
@@ -78,6 +103,10 @@ $(VENV)/.slow: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV_NUMPY1)/.check: pyproject.toml constraints.txt | $(VENV_NUMPY1)/bin/python
 	@$(VENV_NUMPY1)/bin/python $(INSTALL) --editable '.[check]' 'numpy<2'
+	@touch $@
+
+$(VENV_SUPPLY)/.supply: pyproject.toml constraints.txt | $(VENV_SUPPLY)/bin/python
+	@$(VENV_SUPPLY)/bin/python $(INSTALL) 'uv>=0.9,<1' 'pip-audit>=2.9,<3'
 	@touch $@
 
 %/bin/python:

@@ -39,6 +39,9 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise StartupError(f"cannot read {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StartupError(f"{file} is not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        advice = "a number in it is too long, or a list in it too deep"
+        raise StartupError(f"{file} is not valid TOML: {advice}") from error
 
 
 def nested(path: list[str], value: str) -> dict[str, Any]:

@@ -233,7 +233,9 @@ class Segmenter:
         else:
             self._cost -= sum(map(_milliseconds, self._buffer[:end]))
             self._costed -= end
-        self._overflow = None
+        # What was measured last may be too long by itself, now that less stands before it.
+        over = self._cost > MAX_SEGMENT_SECONDS * 1000
+        self._overflow = self._costed - 1 if over else None
         self._buffer = self._buffer[end:]
         self._scanned = 0
         self._measure()

@@ -203,7 +203,9 @@ def test_another_scope_is_refused(scope: str) -> None:
     assert by_token(token) is None
 
 
-@pytest.mark.parametrize("expires", ["", "-1", "1e99", "inf", "9999999999.9", "٩٩٩٩٩٩٩٩٩٩", "²"])
+@pytest.mark.parametrize(
+    "expires", ["", "-1", "1e99", "inf", "9999999999.9", "٩٩٩٩٩٩٩٩٩٩", "²", "9" * 5000]
+)
 def test_a_strange_expiry_is_refused(expires: str) -> None:
     """An expiry that is no plain number is refused even when it is genuinely signed."""
     assert by_token(forged("mobile", expires, "tts", "s3cret-of-mobile")) is None

@@ -354,7 +354,18 @@ def test_missing_file(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["a = ", "[server", b"\xff\xfe", "port = 1\nport = 2\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a = ",
+        "[server",
+        b"\xff\xfe",
+        "port = 1\nport = 2\n",
+        "a = " + "[" * 3000,
+        "a = " + "1" * 5000,
+    ],
+    ids=["value", "table", "bytes", "twice", "deep", "long"],
+)
 def test_bad_toml(content: str | bytes, toml: Write) -> None:
     """A file that is no TOML is named, in one line."""
     path = toml(content)

@@ -376,3 +376,18 @@ def test_white_space_before_text_costs_nothing() -> None:
     words = "alpha beta gamma delta epsilon zeta " * 40
     assert segments("One.\n\n \n" + words) == segments("One.\n\n", " \n", words)
     assert segments(" \n\n" + words) == segments(words)
+
+
+@given(
+    first=st.text("a1 %", min_size=1, max_size=12),
+    rest=st.text("%1 a", min_size=40, max_size=120),
+    mode=st.sampled_from(["sentence", "clause", "flush"]),
+)
+@settings(deadline=None)
+def test_no_segment_is_too_long_whatever_was_cut_before_it(
+    first: str, rest: str, mode: Mode
+) -> None:
+    """A segment is within its limit also if what made it too long was measured with what is gone."""
+    for text in ("the 1" + "%" * 60, first + rest):
+        for segment in segments(text, mode=mode):
+            assert estimate_seconds(segment) <= MAX_SEGMENT_SECONDS

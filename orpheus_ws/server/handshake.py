@@ -156,6 +156,12 @@ class Handshake:
         """Answer plain HTTP, refuse strangers; None lets the upgrade go on."""
         path = request.path.partition("?")[0]
         page = await self._entrance.page(path)
+        if connection.protocol.eof_sent:
+            # What came behind the request was no frame. The library has closed its side for that,
+            # and would fail in answering.
+            connection.transport.abort()
+            await asyncio.wait([connection.connection_lost_waiter])
+            return self._refuse(connection, Refusal(400, "handshake", "send a request alone"))
         if page is not None:
             status, body = page
             return _answer(connection, status, msgspec.json.encode(body) + b"\n")

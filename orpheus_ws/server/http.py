@@ -6,13 +6,13 @@ and Starlette routes; what they have no limit for, a client that never finishes 
 """
 
 import asyncio
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
-from typing import Any, Final, cast
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
-import h11
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
@@ -23,8 +23,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 from websockets.datastructures import Headers
 
@@ -32,18 +30,18 @@ from orpheus_ws.config import AuthConfig, Config
 from orpheus_ws.errors import OrpheusError
 from orpheus_ws.keys import Key
 from orpheus_ws.server import auth, entrance
-from orpheus_ws.server.door import BACKLOG, HEAD_BYTES, Door, Guest
+from orpheus_ws.server.door import BACKLOG, HEAD_BYTES, Door
 from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
 from orpheus_ws.server.http_peer import CLOSE_SECONDS, HttpPeer
-from orpheus_ws.server.inflow import Inflow
+from orpheus_ws.server.http_protocol import Protocol
 from orpheus_ws.server.ports import tls_arguments
-from orpheus_ws.server.tcp import tune
 from orpheus_ws.surfaces import HttpSurface, Opening, http_surfaces, our_refusal
 
-WRITE_BUFFER_BYTES: Final = 32_768
 KEEP_ALIVE_SECONDS: Final = 150
 """An idle connection is closed after so long. Load balancers (60 s) and clients (LiveKit: 120 s) leave
 earlier, so nobody sends a request to a server that closes in that instant."""
+
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 Serve = Callable[[HttpPeer, Key, str | None], Awaitable[None]]
 """Serve a conversation to its end, of whoever has the key, with the request's `traceparent`."""
@@ -78,8 +76,8 @@ class HttpFront:
     async def listen(self) -> int:
         """Open the port and return which it is. Raises `OSError`."""
         config = uvicorn.Config(
-            _dated(self._application(), self._door),
-            http=_Protocol,
+            _dated(self._readable(self._application()), self._door),
+            http=Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -93,7 +91,7 @@ class HttpFront:
         config.load()
         server = self._config.server
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: _Protocol(config, self._state, self._door, server.handshake_seconds),
+            lambda: Protocol(config, self._state, self._door, server.handshake_seconds),
             server.host,
             server.http_port,
             backlog=BACKLOG,
@@ -117,8 +115,8 @@ class HttpFront:
         await asyncio.gather(*self._state.tasks)
 
     @property
-    def _protocols(self) -> list["_Protocol"]:
-        return [each for each in self._state.connections if isinstance(each, _Protocol)]
+    def _protocols(self) -> list["Protocol"]:
+        return [each for each in self._state.connections if isinstance(each, Protocol)]
 
     # Pages ---------------------------------------------------------------------------------------
 
@@ -137,6 +135,21 @@ class HttpFront:
         # It would send clients to whatever they said that this host is called.
         application.router.redirect_slashes = False
         return application
+
+    def _readable(self, application: ASGIApp) -> ASGIApp:
+        """Refuse headers with control characters, as RFC 9110 wants it and h11 does not."""
+
+        async def readable(scope: Scope, receive: Receive, send: Send) -> None:
+            if not any(_CONTROL.search(value) for _, value in scope["headers"]):
+                await application(scope, receive, send)
+                return
+            advice = "send headers without control characters"
+            refusal = Refusal(400, "request", advice, {"Connection": "close"})
+            self._entrance.count(refusal, None)
+            body = our_refusal(refusal.status, refusal.reason, refusal.advice)
+            await _json(refusal.status, body, refusal.headers)(scope, receive, send)
+
+        return readable
 
     async def _plain(self, request: Request) -> Response:
         page = await self._entrance.page(request.scope["path"])
@@ -253,92 +266,6 @@ class _Speech:
         finally:
             self._peers.discard(peer)
             self._entrance.admission.release(peer)
-
-
-class _Protocol(H11Protocol):
-    """A connection whose peer has to come to the end of what it sends, within `head_seconds`.
-
-    It is a guest at `door` first. The library limits how long nothing may come, but not how long a
-    request may take to come; and only its parser knows what is still owed. It has no public way to
-    ask, so this is the one place that builds on the inside of uvicorn, whose version is bounded for
-    that.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, state: ServerState, door: Door, head_seconds: float
-    ) -> None:
-        super().__init__(config, state, {})
-        self._door = door
-        self._guest: Guest | None = None
-        self._inflow: Inflow | None = None
-        self.closed: asyncio.Future[None] = self.loop.create_future()
-        self._head_seconds = head_seconds
-        self._deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by the event loop."""
-
-        def enter(sent: bytes) -> None:
-            self._guest = None
-            super(_Protocol, self).connection_made(transport)
-            tune(transport)
-            transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
-            # Where an application finds the connection: each request gets a copy.
-            self.app_state = {"transport": transport}
-            self._inflow = Inflow(transport, self._take)
-            self.flow = FlowControl(cast(asyncio.Transport, self._inflow))
-            self._inflow.feed(sent)
-
-        self._guest = self._door.arrive(transport, enter)
-
-    def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
-        if self._guest is not None:
-            self._guest.feed(data)
-        elif self._inflow is not None:
-            self._inflow.feed(data)
-
-    def _take(self, data: bytes) -> int:
-        super().data_received(data)
-        self._expect(more=self._owed)
-        return 0
-
-    def on_response_complete(self) -> None:
-        """Called at the end of a response: a part of the next request may be here already."""
-        super().on_response_complete()
-        self._expect(more=self._owed)
-
-    def send_400_response(self, msg: str) -> None:
-        """Called for bytes that are no HTTP: in the rest of a body that was answered, too late for 400."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
-        if self._inflow is None:
-            if self._guest is not None:
-                self._guest.leave()
-            return
-        self._inflow.stop()
-        self._expect(more=False)
-        super().connection_lost(exc)
-        self.closed.set_result(None)
-
-    @property
-    def _owed(self) -> bool:
-        """A head of which a part has come, or the rest of a body that was answered already."""
-        part, _ = self.conn.trailing_data
-        begun = self.conn.their_state is h11.IDLE and bool(part)
-        return begun or self.conn.our_state is h11.DONE
-
-    def _expect(self, *, more: bool) -> None:
-        if not more and self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        elif more and self._deadline is None:
-            self._deadline = self.loop.call_later(self._head_seconds, self.transport.abort)
 
 
 def _headers(request: Request) -> Headers:

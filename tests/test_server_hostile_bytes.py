@@ -1,0 +1,179 @@
+"""The server's ports and bytes that are not theirs: it refuses, forgets, and speaks on to the others."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import re
+import socket
+import struct
+import threading
+
+import pytest
+
+from orpheus_ws import messages as m
+from orpheus_ws.server import Server
+from tests.harness import Peer, audio, peer, server, turns_until
+from tests.hostile_bytes import CONTROL, KINDS, SECRET, speech
+from tests.http_peers import http_server
+from tests.server_peers import SENTENCE, STEPPED, held, http, metric
+
+SEEDS = 4
+AT_ONCE = 8
+STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
+SETTINGS = ("engine.capacity=24", "server.handshake_seconds=2", STEPPED)
+
+
+async def intrude(port: int, kind: str, seed: int) -> bytes:
+    """Send bytes in a few pieces, leave in one way or another, and return what was answered."""
+    rng = random.Random(f"{kind} {seed}")
+    data = KINDS[kind](rng)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = b""
+    try:
+        with contextlib.suppress(OSError, RuntimeError):  # it was closed meanwhile
+            while data:
+                size = rng.randint(1, len(data))
+                writer.write(data[:size])
+                data = data[size:]
+                await asyncio.sleep(0)
+            if rng.random() < 0.7:
+                writer.write_eof()
+                answer = await reader.read()
+    finally:
+        writer.transport.abort()
+    return answer
+
+
+def check_answer(answer: bytes) -> None:
+    """Nothing, or HTTP that does not repeat what was sent, or that what was sent is a socket's."""
+    if not answer:
+        return
+    status = STATUS.match(answer)
+    assert status is not None
+    assert int(status[1]) < 500 or int(status[1]) == 503
+    if int(status[1]) >= 400:
+        assert SECRET not in answer
+
+
+async def speak_on(connected: Peer, done: asyncio.Event) -> list[int]:
+    """Say the same until `done`; how many samples were heard each time."""
+    heard = []
+    for number in range(1000):
+        context = f"n{number}"
+        await connected.say(context, SENTENCE)
+        received = await connected.utterance(context)
+        assert isinstance(received[-1], m.Done)
+        heard.append(sum(len(each.pcm) // 2 for each in audio(received, context)))
+        if done.is_set():
+            break
+    return heard
+
+
+async def attack(started: Server, port: int, kinds: list[str], seeds: range) -> None:
+    """All of these, a few at a time."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def one(kind: str, seed: int) -> None:
+        async with turn:
+            answer = await intrude(port, kind, seed)
+            # The library behind that port tells its scraper, without a status, what it did not read.
+            if port != started.address.metrics_port:
+                check_answer(answer)
+
+    await asyncio.gather(*(one(kind, seed) for kind in kinds for seed in seeds))
+
+
+def ports(started: Server) -> dict[str, int]:
+    """All that listen."""
+    address = started.address
+    assert address.http_port is not None
+    return {"sockets": address.port, "http": address.http_port, "metrics": address.metrics_port}
+
+
+async def survive(seeds: range, caplog: pytest.LogCaptureFixture) -> None:
+    """Send everything to every port while somebody is spoken to."""
+    caplog.set_level(logging.INFO)
+    async with http_server(*SETTINGS) as started:
+        await http(started, "/healthz")
+        before = held(started)
+        async with peer(started.address.url) as neighbour:
+            done = asyncio.Event()
+            speaking = asyncio.create_task(speak_on(neighbour, done))
+            for port in ports(started).values():
+                await attack(started, port, list(KINDS), seeds)
+            done.set()
+            heard = await speaking
+            assert len(set(heard)) == 1, "the neighbour has lost samples"
+        await turns_until(lambda: held(started)[2:] == before[2:])
+        await turns_until(lambda: held(started)[0] <= before[0])
+        await turns_until(lambda: held(started)[1] <= before[1])
+        assert (await http(started, "/healthz"))[0] == 200
+        assert (await http(started, "/metrics", port=started.address.metrics_port))[0] == 200
+        async with peer(started.address.url) as newcomer:
+            await newcomer.say("a", SENTENCE)
+            assert isinstance((await newcomer.utterance("a"))[-1], m.Done)
+    assert SECRET.decode() not in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_bytes_that_are_not_theirs(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every port refuses or closes; nothing is repeated, logged or kept; a neighbour loses nothing."""
+    await survive(range(SEEDS), caplog)
+    said = capfd.readouterr()
+    assert SECRET.decode() not in said.out + said.err
+    assert "Traceback" not in said.err
+
+
+async def test_control_characters_in_headers(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A request with one is refused on both ports, and what it is in, which may be a key, is not logged."""
+    async with http_server() as started:
+        for name in ("sockets", "http"):
+            for character in CONTROL:
+                reader, writer = await asyncio.open_connection("127.0.0.1", ports(started)[name])
+                writer.write(speech(character))
+                answer = await reader.read()
+                writer.close()
+                # The library of the sockets closes without a word.
+                assert answer.startswith(b"HTTP/1.1 400 ") or (name == "sockets" and not answer)
+                assert SECRET not in answer
+        refused = await metric(started, "orpheus_handshakes_refused_total", reason="request")
+        assert refused == len(CONTROL)
+    said = capfd.readouterr()
+    assert SECRET.decode() not in said.out + said.err + caplog.text
+
+
+@pytest.mark.parametrize(
+    "head", [b"POST /nowhere", b"GET /healthz", b"GET /readyz", b"GET /v1/tts"]
+)
+async def test_no_frames_behind_a_request(head: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """A request to the sockets' port with something behind it that is no frame is no fault of ours."""
+    async with server() as started:
+        reader, writer = await asyncio.open_connection("127.0.0.1", started.address.port)
+        writer.write(head + b" HTTP/1.1\r\nHost: x\r\n\r\n" + SECRET * 10)
+        assert not await reader.read()
+        writer.close()
+        assert (await http(started, "/healthz"))[0] == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_scrapers_that_leave(capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever leaves the port of metrics before he is answered is no traceback among the logs."""
+    async with server() as started:
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", started.address.metrics_port)
+            writer.write(b"GET /met")
+            await asyncio.sleep(0)
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+            writer.transport.abort()
+        await turns_until(
+            lambda: not any("process_request" in each.name for each in threading.enumerate())
+        )
+        assert (await http(started, "/metrics", port=started.address.metrics_port))[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
