@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from orpheus_ws import messages as m
-from orpheus_ws.server import Server, http, inflow
+from orpheus_ws.server import Server, http_protocol, inflow
 from orpheus_ws.server.handshake import AdmittedConnection
 from tests.harness import Peer, peer, server, turns_until
 from tests.server_peers import one, socket_of
@@ -155,14 +155,14 @@ async def test_nesting_without_end(subprotocol: str) -> None:
 async def test_a_body_in_the_smallest_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a request in 40 000 chunks little is worked for in a turn: others are answered meanwhile."""
     taken = 0
-    original = http._Protocol._take
+    original = http_protocol.Protocol._take
 
-    def taking(protocol: http._Protocol, data: bytes) -> int:
+    def taking(protocol: http_protocol.Protocol, data: bytes) -> int:
         nonlocal taken
         taken += len(data)
         return original(protocol, data)
 
-    monkeypatch.setattr(http._Protocol, "_take", taking)
+    monkeypatch.setattr(http_protocol.Protocol, "_take", taking)
     body = b"1\r\na\r\n" * 40_000
     async with (
         server("server.http_port=0") as started,

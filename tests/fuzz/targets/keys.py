@@ -16,6 +16,7 @@ from websockets.datastructures import Headers
 from orpheus_ws.access_tokens import verify_token
 from orpheus_ws.config import AuthConfig
 from orpheus_ws.errors import OrpheusError
+from orpheus_ws.keys import read_keys
 from orpheus_ws.server import auth
 from orpheus_ws.surfaces import Opening, Routes, surfaces
 from tests.fuzz.oracles import check_error
@@ -29,6 +30,7 @@ WORDS = (
 )  # fmt: skip
 
 _ACCESS: Final = AuthConfig(keys=KEYS)
+_RING: Final = read_keys(_ACCESS)
 _SPOKEN: Final = surfaces()
 _ROUTES: Final = Routes(_SPOKEN)
 
@@ -43,8 +45,8 @@ def one(data: bytes) -> None:
         else:
             name, _, value = line.partition(":")
             headers.set_insecure(name, value.strip())
-    known = auth.identify(_ACCESS, headers, target, NOW)
-    assert known is None or known in _shown(headers, target), "let in without a key"
+    known = auth.identify(_RING, headers, target, NOW)
+    assert known is None or known.tenant in _shown(headers, target), "let in without a key"
     auth.allows_origin(_ACCESS, headers)
     auth.allows_origin(AuthConfig(), headers)
     _check_openings(target, headers)

@@ -85,7 +85,12 @@ class _Conversation:
                 sample_rates=(24_000,),
                 voices=("tara", "leo"),
                 limits=m.Limits(
-                    contexts=3, text_chars=300, message_bytes=1, idle_seconds=1, session_seconds=1
+                    contexts=3,
+                    text_chars=300,
+                    message_bytes=1,
+                    messages_per_second=1,
+                    idle_seconds=1,
+                    session_seconds=1,
                 ),
             )
         )
