@@ -138,9 +138,10 @@ class Limits(_Base, frozen=True, kw_only=True):
     contexts: int
     text_chars: int
     message_bytes: int
-    messages_per_second: int
     idle_seconds: float
     session_seconds: float
+    messages_per_second: int | None = None
+    """None: the server does not say; older ones do not."""
 
 
 class Ready(_Message, frozen=True, kw_only=True, tag="ready"):

@@ -39,6 +39,10 @@ class Ledger:
                 assert message.context not in self.open
                 self.open[message.context] = (0, 0)
             case m.Segment():
+                if (
+                    not message.text
+                ):  # the moment of silence for text without sound, which waits for no turn
+                    self.open.setdefault(message.context, (0, 0))
                 assert message.offset == self.open[message.context][1]
             case m.Audio():
                 seq, offset = self.open[message.context]
