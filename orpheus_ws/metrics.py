@@ -112,6 +112,11 @@ class Metrics:
         self.codec_step = spread(
             "codec_step_seconds", "Time that a codec step takes", _STEP_BUCKETS
         )
+        self.loop_late = spread(
+            "event_loop_late_seconds",
+            "By how much the event loop is late, ten times a second",
+            _STEP_BUCKETS,
+        )
 
     def _counter(self, name: str, text: str, **labels: tuple[str, ...]) -> Counter:
         made = Counter(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
@@ -224,6 +229,18 @@ class Metrics:
     def watch_process(self) -> None:
         """Expose memory, processor time, descriptors and start of this process, where Linux tells."""
         ProcessCollector(registry=self.registry)
+
+    def watch_loop(self, stopped: Callable[[], float], tasks: Callable[[], float]) -> None:
+        """Expose whether the event loop turns, and how many tasks it has."""
+        for name, text, read in (
+            (
+                "event_loop_stopped_seconds",
+                "How long the event loop has stood still by now",
+                stopped,
+            ),
+            ("tasks", "Tasks of the event loop", tasks),
+        ):
+            Gauge(f"orpheus_{name}", text, registry=self.registry).set_function(read)
 
     def watch_codec(self, streams: Callable[[], float], busy_seconds: Callable[[], float]) -> None:
         """Expose what the codec is doing right now."""

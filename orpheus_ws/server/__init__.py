@@ -39,6 +39,7 @@ from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.server.parts import Parts, open_parts
 from orpheus_ws.server.peer import Peer
 from orpheus_ws.server.ports import binding, serve_metrics, try_ports
+from orpheus_ws.server.pulse import beating
 from orpheus_ws.server.tcp import tune
 from orpheus_ws.server.turns import Turns
 from orpheus_ws.server.websocket import CLOSE_SECONDS, WebSocketPeer
@@ -299,6 +300,7 @@ async def running(config: Config) -> AsyncIterator[Server]:
         parts = await open_parts(config, metrics, stack)
         server = Server(config, parts, metrics, tracer, routes)
         await stack.enter_async_context(_watched(server))
+        await stack.enter_async_context(beating(metrics))
         if not await server.health.probe():
             raise StartupError(
                 "engine and codec started, but a test word gave no sound within "
