@@ -20,7 +20,10 @@ WORKERS ?= 2
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 SLOW := --timeout 1200
 
-.PHONY: demo test test-slow test-numpy1 gpu-check lint format docs clean
+# How long a soak takes; docs/reliability.md says what it is.
+MINUTES ?= 30
+
+.PHONY: demo test test-slow test-numpy1 soak gpu-check lint format docs clean
 
 demo: $(VENV)/.voice
 	@$(BIN)/python -m orpheus_ws say --local --output hello.wav -- "$$TEXT"
@@ -31,6 +34,10 @@ test: $(VENV)/.dev
 test-slow: $(VENV)/.slow
 	$(BIN)/python $(PYTEST) $(SLOW) -n $(WORKERS) --dist loadfile -m "slow and not alone" $(TESTS)
 	$(BIN)/python $(PYTEST) $(SLOW) -m "slow and alone" $(TESTS)
+
+# A server for a long time under clients that misbehave: nothing lost, nothing left, no growth.
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --out soak
 
 # TensorRT-LLM's image has numpy 1 and a torch of its own, so the base must not need either.
 test-numpy1: $(VENV_NUMPY1)/.check
@@ -59,7 +66,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m deploy.grafana.dashboard
 
 clean:
-	rm -rf $(VENV) $(VENV_NUMPY1) hello.wav gpu-check.json .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_NUMPY1) hello.wav gpu-check.json soak .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.voice: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing the server with the embedded voice into $(VENV) …"

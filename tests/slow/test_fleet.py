@@ -16,8 +16,8 @@ from orpheus_ws.cli.exits import Exit
 from orpheus_ws.client import Client, Done, Sampling, connect
 from orpheus_ws.errors import Disconnected, EngineFailed, Refused, UtteranceFailed
 from tests import fleet
-from tests.harness import peer
 from tests.faulty_engine import faulty
+from tests.harness import peer
 from tests.prometheus import prometheus
 from tests.server_peers import SENTENCE
 from tests.test_cli import command

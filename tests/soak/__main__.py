@@ -41,11 +41,7 @@ def soak(
         asyncio.run(run.run(seconds=minutes * 60, round_seconds=round_seconds, clients=clients))
     run.read_log(out / "server.log")
     result = run.result
-    grown = verdict.memory(result.samples)
-    if grown.growth_bytes > verdict.MOST_GROWTH_BYTES:
-        result.faults.append(
-            f"memory grew by {grown.growth_bytes / 1e6:.1f} MB in {grown.seconds:.0f} s"
-        )
+    grown = run.judge_memory()
     result.save(out)
     day = time.strftime("%-d %B %Y")
     engine = "the embedded voice" if embedded else "a simulated engine"

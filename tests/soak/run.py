@@ -22,6 +22,7 @@ from tests import http_peers
 from tests.soak.listeners import LISTENERS, Known, Listener, reference
 from tests.soak.server import SIMULATED, Held, Subject
 from tests.soak.troublemakers import TROUBLEMAKERS, Troublemaker
+from tests.soak.verdict import MEGABYTE, MOST_GROWTH_BYTES, Memory, memory
 
 QUIET_SECONDS: Final = 90.0
 """Until then a server must hold nothing any more: 60 s is the longest that TCP has, and the timers of
@@ -70,11 +71,19 @@ class Result:
 class Soak:
     """One run against one server."""
 
-    def __init__(self, server: Subject, folder: Path, settings: list[str], seed: int) -> None:
+    def __init__(
+        self,
+        server: Subject,
+        folder: Path,
+        settings: list[str],
+        seed: int = 0,
+        quiet_seconds: float = QUIET_SECONDS,
+    ) -> None:
         self.result = Result(settings)
         self._server = server
         self._folder = folder
         self._chance = random.Random(seed)
+        self._quiet_seconds = quiet_seconds
         self._started = time.monotonic()
 
     @property
@@ -107,6 +116,14 @@ class Soak:
             self.result.logged[entry["event"]] += 1
             if LOGGED.get(entry["event"], "") != entry.get("error"):
                 self.result.faults.append(f"logged: {line}")
+
+    def judge_memory(self) -> Memory:
+        """How memory went; that it grows is a fault."""
+        grown = memory(self.result.samples)
+        if grown.growth_bytes > MOST_GROWTH_BYTES:
+            megabytes = grown.growth_bytes / MEGABYTE
+            self.result.faults.append(f"memory grew by {megabytes:.1f} MB in {grown.seconds:.0f} s")
+        return grown
 
     async def _round(self, seconds: float, clients: int, known: Known) -> None:
         """Half of the clients listen, the others make trouble, one act after the other."""
@@ -152,7 +169,7 @@ class Soak:
 
     async def _settled(self, idle: dict[str, int] | None) -> Held:
         """Wait until everything is as it was, or for the first time until nothing is held."""
-        deadline = self._seconds + QUIET_SECONDS
+        deadline = self._seconds + self._quiet_seconds
         while True:
             held = await self._look()
             wanted = idle or held.counts | dict.fromkeys(_NOTHING, 0)
