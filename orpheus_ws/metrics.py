@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from orpheus_ws.tallies import Spread, Tally
+from orpheus_ws.tallies import Reading, Spread, Tally
 from orpheus_ws.trace import NATIVE, Trace, clock
 
 LATENCY_BUCKETS: Final = (
@@ -226,9 +226,11 @@ class Metrics:
         for part, read in alive.items():
             gauge.labels(part).set_function(read)
 
-    def watch_process(self) -> None:
+    def watch_process(self, lines_dropped: Callable[[], float]) -> None:
         """Expose memory, processor time, descriptors and start of this process, where Linux tells."""
         ProcessCollector(registry=self.registry)
+        text = "Lines of the log that could not be written: nobody read them, or the disk was full"
+        Reading("orpheus_log_lines_dropped", text, lines_dropped, self.registry)
 
     def watch_loop(self, stopped: Callable[[], float], tasks: Callable[[], float]) -> None:
         """Expose whether the event loop turns, and how many tasks it has."""

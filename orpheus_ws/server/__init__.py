@@ -20,8 +20,8 @@ from websockets.asyncio.server import Server as Listener
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import CloseCode
 
+from orpheus_ws import logs, pcm
 from orpheus_ws import messages as m
-from orpheus_ws import pcm
 from orpheus_ws.capacity import Capacity
 from orpheus_ws.codec import weights_advice
 from orpheus_ws.config import Config
@@ -124,7 +124,7 @@ class Server:
         metrics.watch_turns(lambda: self.turns.taken, lambda: self.turns.waiting)
         metrics.drain_limit.set(config.server.drain_seconds)
         metrics.watch_parts(engine=lambda: engine.alive, codec=lambda: codec.alive)
-        metrics.watch_process()
+        metrics.watch_process(logs.dropped)
         metrics.watch_engine(engine.statistics)
         metrics.watch_codec(
             lambda: codec.statistics().streams, lambda: codec.statistics().busy_seconds

@@ -25,7 +25,7 @@ def soaked(folder: Path, *settings: str, seconds: float, quiet_seconds: float) -
     given = [*SIMULATED, *settings]
     with subject(given, folder / "server.log") as server:
         soak = Soak(server, folder, given, quiet_seconds=quiet_seconds)
-        asyncio.run(soak.run(seconds=seconds, round_seconds=10.0, clients=10))
+        asyncio.run(soak.run(seconds=seconds, round_seconds=6.0, clients=10))
     soak.read_log(folder / "server.log")
     soak.judge_memory()
     return soak.result
@@ -33,9 +33,9 @@ def soaked(folder: Path, *settings: str, seconds: float, quiet_seconds: float) -
 
 def test_a_server_in_order(tmp_path: Path) -> None:
     """Nothing is lost, nothing is left behind, and it is drawn."""
-    result = soaked(tmp_path, seconds=30.0, quiet_seconds=60.0)
+    result = soaked(tmp_path, seconds=20.0, quiet_seconds=60.0)
     assert result.faults == []
-    assert result.rounds > 1
+    assert result.rounds
     assert result.lost_samples == 0
     assert all(result.whole.values())
     assert {held.counts == result.baseline for held in result.quiet} == {True}
@@ -46,6 +46,6 @@ def test_a_server_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("leak", LEAKS)
 def test_a_leak_fails(leak: Leak, tmp_path: Path) -> None:
     """An engine that loses something with every request is found out, by name."""
-    seconds = 45.0 if leak == "memory" else 20.0
+    seconds = 24.0 if leak == "memory" else 6.0
     result = soaked(tmp_path, f"engine.options.leak={leak}", seconds=seconds, quiet_seconds=8.0)
     assert any(SHOWS[leak] in fault for fault in result.faults), result.faults

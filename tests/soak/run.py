@@ -91,7 +91,7 @@ class Soak:
         return time.monotonic() - self._started
 
     async def run(self, *, seconds: float, round_seconds: float, clients: int) -> None:
-        """Take rounds until the time is over, or something is left behind."""
+        """Find out what an idle server holds, then take rounds for so long, or until there is a fault."""
         async with self._sampled():
             known = await reference(
                 self._server, by_arithmetic=SIMULATED[0] in self.result.settings
@@ -100,8 +100,9 @@ class Soak:
             await self._round(min(round_seconds, 20.0), clients, known)
             idle = await self._settled(None)
             self.result.baseline = idle.counts
-            while self._seconds < seconds and not self.result.faults:
-                await self._round(min(round_seconds, seconds - self._seconds), clients, known)
+            end = self._seconds + seconds
+            while self._seconds < end and not self.result.faults:
+                await self._round(min(round_seconds, end - self._seconds), clients, known)
                 self.result.quiet.append(await self._settled(idle.counts))
                 self.result.rounds += 1
                 self.result.seconds = self._seconds
