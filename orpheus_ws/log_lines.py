@@ -15,19 +15,17 @@ MOST_LINES: Final = 4096
 
 
 class Lines:
-    """The thread and what waits for it, from the first `put` on."""
+    """The thread and what waits for it."""
 
     def __init__(self, descriptor: int, most: int = MOST_LINES) -> None:
         self.dropped = 0
         """Lines that nobody will see."""
         self._descriptor = descriptor
         self._waiting: queue.Queue[str] = queue.Queue(most)
-        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def put(self, line: str) -> None:
         """Have a line written, without waiting. On any thread."""
-        if not self._thread.ident:
-            self._thread.start()
         try:
             self._waiting.put_nowait(line)
         except queue.Full:
