@@ -95,7 +95,7 @@ async def test_a_client_goes_wrong(fault: str) -> None:
                     if fault == "stop-reading":
                         # It may stay, unless it was spoken to; that it leaves is seen all the same.
                         client.leave(reset=True)
-                    while started.admission.active > count:
+                    while started.admission.active > count:  # noqa: ASYNC110 - as `turns_until`
                         await asyncio.sleep(0)
                 client.gone()
                 await turns_until(lambda: held(started) == before)
