@@ -1,5 +1,6 @@
 """`serve` as a process whose surroundings fail it: while it starts, where its log goes, as it ends."""
 
+import fcntl
 import json
 import os
 import signal
@@ -74,6 +75,7 @@ def metric(announced: dict[str, str], name: str) -> float:
 def test_where_the_log_goes(log: str) -> None:
     """A log that nobody takes costs its lines: speech, signals and the exit code are as always."""
     reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     if log == "no reader":
         os.close(reading)
     if log == "no space":

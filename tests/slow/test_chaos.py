@@ -74,7 +74,7 @@ async def test_no_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Nobody gets in then; whoever is in hears everything; with descriptors again all is as before."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with served(tmp_path) as server:
-        known = await reference(server, by_arithmetic=True)
+        known = await reference(server)
         idle = await asyncio.to_thread(server.held, 0.0)
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (FEW, before[1]))
         async with peer(server.address.url) as inside:
@@ -87,7 +87,7 @@ async def test_no_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 client.gone()
         while (await asyncio.to_thread(server.held, 0.0)).counts != idle.counts:
             pass
-        assert await reference(server, by_arithmetic=True) == known
+        assert await reference(server) == known
         server.process.send_signal(signal.SIGTERM)
         assert await ended(server) is Exit.DONE
 

@@ -9,14 +9,13 @@ import click
 
 from tests.soak import verdict
 from tests.soak.run import Soak
-from tests.soak.server import EMBEDDED, SIMULATED, subject
+from tests.soak.server import SIMULATED, subject
 
 
 @click.command()
 @click.option("--minutes", type=float, default=30.0, show_default=True)
 @click.option("--round-seconds", type=float, default=180.0, show_default=True, help="Of traffic.")
 @click.option("--clients", type=int, default=16, show_default=True)
-@click.option("--embedded", is_flag=True, help="The embedded voice and its codec; needs torch.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--set", "settings", multiple=True, help="More settings of the server's.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("soak"), show_default=True)
@@ -27,15 +26,13 @@ def soak(
     seed: int,
     out: Path,
     settings: tuple[str, ...],
-    *,
-    embedded: bool,
 ) -> None:
     """Soak a server; the exit code is 1 if anything was lost or left behind, or if memory grows.
 
     The directory gets `soak.json`, `soak.svg` and the server's log.
     """
     out.mkdir(parents=True, exist_ok=True)
-    given = [*(EMBEDDED if embedded else SIMULATED), *settings]
+    given = [*SIMULATED, *settings]
     with subject(given, out / "server.log") as server:
         run = Soak(server, out, given, seed)
         asyncio.run(run.run(seconds=minutes * 60, round_seconds=round_seconds, clients=clients))
@@ -44,8 +41,7 @@ def soak(
     grown = run.judge_memory()
     result.save(out)
     day = time.strftime("%-d %B %Y")
-    engine = "the embedded voice" if embedded else "a simulated engine"
-    title = f"A server with {engine} under {clients} clients, half of whom make trouble, {day}"
+    title = f"A server with a simulated engine under {clients} clients, half of whom make trouble, {day}"
     (out / "soak.svg").write_text(verdict.draw(result.samples, result.quiet, title))
     click.echo(
         f"{result.seconds / 60:.1f} minutes, {result.rounds} rounds, "

@@ -59,14 +59,13 @@ class Heard:
         self.lost_samples += max(1, (max(len(heard), len(expected)) - same) // 2)
 
 
-async def reference(server: Reachable, *, by_arithmetic: bool) -> Known:
-    """Speak each text alone. How much the simulated engine says of one is checked by arithmetic."""
+async def reference(server: Reachable) -> Known:
+    """Speak each text alone. How much the engine says of one is checked by arithmetic."""
     known = {}
     async with peer(server.address.url) as connected:
         for number, text in enumerate(TEXTS):
             known[text] = await _native(connected, f"{number}", text)
-            if by_arithmetic:
-                assert len(known[text]) == 2 * _samples(text)
+            assert len(known[text]) == 2 * _samples(text)
     return known
 
 

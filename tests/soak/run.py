@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from tests import http_peers
 from tests.soak.listeners import LISTENERS, Known, Listener, reference
-from tests.soak.server import SIMULATED, Held, Subject
+from tests.soak.server import Held, Subject
 from tests.soak.troublemakers import TROUBLEMAKERS, Troublemaker
 from tests.soak.verdict import MEGABYTE, MOST_GROWTH_BYTES, Memory, memory
 
@@ -93,9 +93,7 @@ class Soak:
     async def run(self, *, seconds: float, round_seconds: float, clients: int) -> None:
         """Find out what an idle server holds, then take rounds for so long, or until there is a fault."""
         async with self._sampled():
-            known = await reference(
-                self._server, by_arithmetic=SIMULATED[0] in self.result.settings
-            )
+            known = await reference(self._server)
             # What is made when it is first needed, such as threads, is no leak.
             await self._round(min(round_seconds, 20.0), clients, known)
             idle = await self._settled(None)

@@ -23,7 +23,6 @@ SIMULATED: Final = (
     "engine.options.step_seconds=0.02",
     "codec.name=simulated",
 )
-EMBEDDED: Final = ("engine.name=pocket", "engine.capacity=8")
 COMMON: Final = (
     "server.port=0",
     "server.http_port=0",
