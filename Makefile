@@ -24,8 +24,10 @@ SLOW := --timeout 1200
 # Seconds for each target of `make fuzz`, and which; all when none is named.
 SECONDS ?= 600
 TARGETS ?=
+# How long a soak takes; docs/reliability.md says what it is.
+MINUTES ?= 30
 
-.PHONY: demo test test-slow test-numpy1 gpu-check fuzz lock licences audit lint format docs clean
+.PHONY: demo test test-slow test-numpy1 soak gpu-check fuzz lock licences audit lint format docs clean
 
 demo: $(VENV)/.voice
 	@$(BIN)/python -m orpheus_ws say --local --output hello.wav -- "$$TEXT"
@@ -36,6 +38,10 @@ test: $(VENV)/.dev
 test-slow: $(VENV)/.slow
 	$(BIN)/python $(PYTEST) $(SLOW) -n $(WORKERS) --dist loadfile -m "slow and not alone" $(TESTS)
 	$(BIN)/python $(PYTEST) $(SLOW) -m "slow and alone" $(TESTS)
+
+# A server for a long time under clients that misbehave: nothing lost, nothing left, no growth.
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --out soak
 
 # TensorRT-LLM's image has numpy 1 and a torch of its own, so the base must not need either.
 test-numpy1: $(VENV_NUMPY1)/.check
@@ -84,7 +90,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m deploy.grafana.dashboard
 
 clean:
-	rm -rf $(VENV) $(VENV_NUMPY1) $(VENV_SUPPLY) .fuzz hello.wav gpu-check.json .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_NUMPY1) $(VENV_SUPPLY) .fuzz hello.wav gpu-check.json soak .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.voice: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing the server with the embedded voice into $(VENV) …"

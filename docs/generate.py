@@ -106,7 +106,8 @@ def instruments() -> Iterator[Instrument]:
     metrics.watch_codec(lambda: 0.0, lambda: 0.0)
     metrics.watch_turns(lambda: 0.0, lambda: 0.0)
     metrics.watch_parts(engine=lambda: True, codec=lambda: True)
-    metrics.watch_process()
+    metrics.watch_process(lambda: 0.0)
+    metrics.watch_loop(lambda: 0.0, lambda: 0.0)
     engine = {f"orpheus_engine_{field}": text for field, text in meanings(EngineStatistics).items()}
     for collector in registry.collectors:
         # What has labels shows nothing before it has been used; and only it itself knows their names.

@@ -1,7 +1,8 @@
 """Structured logs: one JSON object a line on standard error.
 
 Rule: what is logged are names and figures. The text of an exception may hold what a client sent, so
-whoever logs one, and however, only its type and place are written.
+whoever logs one, and however, only its type and place are written. Nobody waits for a line to be written
+(`log_lines`): the event loop logs.
 """
 
 import logging
@@ -9,12 +10,17 @@ import sys
 import threading
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from pythonjsonlogger.json import JsonFormatter
 
+from orpheus_ws.log_lines import Lines
+
 _log = logging.getLogger("orpheus_ws")
+
+LAST_LINE_SECONDS: Final = 5.0
+"""For what a program that fails says last; a reader that takes none of it is not waited for longer."""
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -49,11 +55,28 @@ class Formatter(JsonFormatter):
         return f"{kind.__name__ if kind else 'None'}{place}"
 
 
+class Handler(logging.Handler):
+    """Writes lines to standard error as it is now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = Lines(sys.stderr.fileno())
+        self.setFormatter(Formatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Does not wait. What cannot be made a line of is one that is dropped."""
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - the library would print it, text and all
+            self.lines.dropped += 1
+        else:
+            self.lines.put(line)
+
+
 def configure(level: str) -> None:
     """Send all logs of the process, from `level` on, through `Formatter`."""
     _say_uncaught()
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Formatter())
+    handler = Handler()
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # At its lower levels the library logs whole frames, and refused handshakes as errors.
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
@@ -67,6 +90,12 @@ def _say_uncaught() -> None:
     ) -> None:
         _log.critical("uncaught", exc_info=(kind, error, trace))
 
+    def in_program(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        uncaught(kind, error, trace)
+        finish(LAST_LINE_SECONDS)  # the process ends with it
+
     def in_thread(told: threading.ExceptHookArgs) -> None:
         if told.exc_value is not None:
             uncaught(told.exc_type, told.exc_value, told.exc_traceback)
@@ -75,7 +104,22 @@ def _say_uncaught() -> None:
         if told.exc_value is not None:
             uncaught(told.exc_type, told.exc_value, told.exc_traceback)
 
-    sys.excepthook, threading.excepthook, sys.unraisablehook = uncaught, in_thread, unraisable
+    sys.excepthook, threading.excepthook, sys.unraisablehook = in_program, in_thread, unraisable
+
+
+def dropped() -> int:
+    """Lines that could not be written since logs were configured."""
+    return sum(handler.lines.dropped for handler in _handlers())
+
+
+def finish(seconds: float) -> None:
+    """Wait until what was logged is written, `seconds` at most."""
+    for handler in _handlers():
+        handler.lines.finish(seconds)
+
+
+def _handlers() -> list[Handler]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, Handler)]
 
 
 def _shown(value: object) -> object:

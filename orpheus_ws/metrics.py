@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from orpheus_ws.tallies import Spread, Tally
+from orpheus_ws.tallies import Reading, Spread, Tally
 from orpheus_ws.trace import NATIVE, Trace, clock
 
 LATENCY_BUCKETS: Final = (
@@ -115,6 +115,11 @@ class Metrics:
         )
         self.codec_step = spread(
             "codec_step_seconds", "Time that a codec step takes", _STEP_BUCKETS
+        )
+        self.loop_late = spread(
+            "event_loop_late_seconds",
+            "By how much the event loop is late, ten times a second",
+            _STEP_BUCKETS,
         )
 
     def _counter(self, name: str, text: str, **labels: tuple[str, ...]) -> Counter:
@@ -249,9 +254,23 @@ class Metrics:
         for part, read in alive.items():
             gauge.labels(part).set_function(read)
 
-    def watch_process(self) -> None:
+    def watch_process(self, lines_dropped: Callable[[], float]) -> None:
         """Expose memory, processor time, descriptors and start of this process, where Linux tells."""
         ProcessCollector(registry=self.registry)
+        text = "Lines of the log that could not be written: nobody read them, or the disk was full"
+        Reading("orpheus_log_lines_dropped", text, lines_dropped, self.registry)
+
+    def watch_loop(self, stopped: Callable[[], float], tasks: Callable[[], float]) -> None:
+        """Expose whether the event loop turns, and how many tasks it has."""
+        for name, text, read in (
+            (
+                "event_loop_stopped_seconds",
+                "How long the event loop has stood still by now",
+                stopped,
+            ),
+            ("tasks", "Tasks of the event loop", tasks),
+        ):
+            Gauge(f"orpheus_{name}", text, registry=self.registry).set_function(read)
 
     def watch_codec(self, streams: Callable[[], float], busy_seconds: Callable[[], float]) -> None:
         """Expose what the codec is doing right now."""

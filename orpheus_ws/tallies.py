@@ -6,7 +6,7 @@ measurable part of a core. Everything that is not counted for every frame uses t
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -29,6 +29,28 @@ class Tally(Collector):
     def collect(self) -> Iterable[CounterMetricFamily]:
         """Called by scrapes."""
         yield CounterMetricFamily(self._name, self._documentation, value=self.value)
+
+    describe = collect
+
+
+class Reading(Collector):
+    """A counter that something else counts."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        read: Callable[[], float],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._read = read
+        registry.register(self)
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """Called by scrapes."""
+        yield CounterMetricFamily(self._name, self._documentation, value=self._read())
 
     describe = collect
 

@@ -9,14 +9,14 @@ import socket
 import ssl
 import urllib.parse
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from orpheus_ws import config
 from orpheus_ws import messages as m
-from orpheus_ws.server import Server, running
+from orpheus_ws.server import Address, Server, running
 from orpheus_ws.wire import Wire, wires
 
 MSGPACK = "tts.v1.msgpack"
@@ -38,6 +38,15 @@ async def server(*settings: str) -> AsyncIterator[Server]:
     )
     async with running(config.load(flags=[*base, *settings])) as started:
         yield started
+
+
+class Reachable(Protocol):
+    """A server, in this process or in another."""
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        ...
 
 
 class Peer:

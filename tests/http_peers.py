@@ -16,7 +16,7 @@ import pytest
 
 from orpheus_ws.server import Server
 from orpheus_ws.surfaces import http_surfaces
-from tests.harness import server
+from tests.harness import Reachable, server
 from tests.server_peers import SENTENCE
 
 SPEECH = "/v1/audio/speech"
@@ -127,7 +127,7 @@ async def ask(caller: Caller, surface: str, text: str, **headers: str) -> int:
 
 
 @contextlib.asynccontextmanager
-async def calling(started: Server, *, receive_buffer: int = 0) -> AsyncIterator[Caller]:
+async def calling(started: Reachable, *, receive_buffer: int = 0) -> AsyncIterator[Caller]:
     """A connection to the server's port of HTTP."""
     connecting = socket.socket()
     connecting.setblocking(False)

@@ -19,7 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.datastructures import Headers
 
 import engine_build.__main__
-from orpheus_ws import cli, config, errors, server, session
+from orpheus_ws import cli, config, errors, session
 from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import make_token, verify_token
 from orpheus_ws.capacity import SOURCES
@@ -30,7 +30,7 @@ from orpheus_ws.client.lasting import OPEN_SECONDS
 from orpheus_ws.context import MAX_FLUSHES
 from orpheus_ws.keys import read_keys
 from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
-from orpheus_ws.server import admission
+from orpheus_ws.server import admission, serving
 from orpheus_ws.server.auth import identify
 from orpheus_ws.server.websocket import CLOSE_SECONDS
 from orpheus_ws.synthesis import STALL_SECONDS
@@ -192,8 +192,8 @@ def test_numbers_of_operations() -> None:
     text = " ".join(OPERATIONS.split())
     assert f"`server.drain_seconds` ({defaults.drain_seconds:g} s)" in text
     assert f"`server.write_seconds` ({defaults.write_seconds:g} s)" in text
-    assert server.RESTART_SPREAD_SHARE == 0.25
-    assert f"quarter of that time, at most {server.RESTART_SPREAD_SECONDS:g} s" in text
+    assert serving.RESTART_SPREAD_SHARE == 0.25
+    assert f"quarter of that time, at most {serving.RESTART_SPREAD_SECONDS:g} s" in text
     assert f"cut off after {CLOSE_SECONDS:g} s" in text
     assert admission.ABANDONED_PINGS == 3
     assert f"for {admission.ABANDONED_SECONDS:g} s (or three times `server.ping_seconds`" in text

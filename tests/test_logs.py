@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orpheus_ws.logs import Formatter, configure
+from orpheus_ws.logs import Formatter, configure, finish
 
 SECRET = "the words of a user"
 
@@ -191,13 +191,14 @@ def test_the_event_loop_logs_no_text_either() -> None:
 # Configuring --------------------------------------------------------------------------------------
 
 
-def test_configure_writes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configure_writes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     """All loggers of the process write JSON lines to standard error, from the level on."""
     configure("info")
     logging.getLogger("any.library").debug("below")
     logging.getLogger("any.library").info("above", extra={"figure": 1})
     within_failure(lambda error: logging.getLogger("any.library").error("bad", exc_info=error))
-    captured = capsys.readouterr()
+    finish(60)
+    captured = capfd.readouterr()
     assert captured.out == ""
     lines = [json.loads(line) for line in captured.err.splitlines()]
     assert [line["event"] for line in lines] == ["above", "bad"]
@@ -212,13 +213,14 @@ def test_levels_in_any_case(level: str) -> None:
     assert logging.getLogger().level == logging.getLevelNamesMapping()[level.upper()]
 
 
-def test_frames_are_never_logged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_frames_are_never_logged(capfd: pytest.CaptureFixture[str]) -> None:
     """Even at debug level the WebSocket library, which would log what clients send, says nothing."""
     configure("debug")
     for name in ("websockets", "websockets.server", "websockets.protocol"):
         logging.getLogger(name).debug("< TEXT '%s'", SECRET)
         logging.getLogger(name).error("connection handler failed")
-    assert capsys.readouterr().err == ""
+    finish(60)
+    assert capfd.readouterr().err == ""
 
 
 class Unruly:
@@ -231,7 +233,7 @@ class Unruly:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("where", ["thread", "finaliser", "program"])
-def test_what_nobody_catches(where: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_nobody_catches(where: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Python would print it whole; it is one line, with its type and its place."""
     configure("error")
     if where == "thread":
@@ -242,7 +244,8 @@ def test_what_nobody_catches(where: str, capsys: pytest.CaptureFixture[str]) -> 
         Unruly()
     else:
         within_failure(lambda error: sys.excepthook(type(error), error, error.__traceback__))
-    (line,) = capsys.readouterr().err.splitlines()
+    finish(60)
+    (line,) = capfd.readouterr().err.splitlines()
     content = json.loads(line)
     assert SECRET not in line
     assert (content["level"], content["event"]) == ("CRITICAL", "uncaught")

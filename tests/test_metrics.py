@@ -61,6 +61,7 @@ TYPES = {
     "orpheus_orphaned_audio_seconds_total": "counter",
     "orpheus_codec_batch_streams": "histogram",
     "orpheus_codec_step_seconds": "histogram",
+    "orpheus_event_loop_late_seconds": "histogram",
 }
 LABELS = {
     **{name: {"surface"} for name in LATENCIES},

@@ -63,6 +63,6 @@ def test_outcomes_start_at_zero() -> None:
 def test_the_process() -> None:
     """Memory, descriptors and start of the process are there, as Prometheus's client names them."""
     instruments = Metrics(CollectorRegistry())
-    instruments.watch_process()
+    instruments.watch_process(lambda: 0.0)
     for name in ("resident_memory_bytes", "open_fds", "max_fds", "start_time_seconds"):
         assert value(instruments, f"process_{name}") > 0

@@ -88,25 +88,6 @@ async def test_no_audio_once_is_healed() -> None:
         assert pcm(received)
 
 
-async def test_engine_failure_is_one_contexts() -> None:
-    """A request that fails ends its context with engine_failed; socket and neighbours go on."""
-    async with (
-        one("engine.options.fault=raises", "engine.options.fault_requests=1") as (
-            started,
-            connected,
-        ),
-        peer(started.address.url) as neighbour,
-    ):
-        await connected.say("a", SENTENCE)
-        failed = (await connected.utterance("a"))[-1]
-        assert isinstance(failed, m.Error)
-        assert failed.code == "engine_failed"
-        await neighbour.say("a", SENTENCE)
-        assert isinstance((await neighbour.utterance("a"))[-1], m.Done)
-        await connected.say("b", SENTENCE)
-        assert isinstance((await connected.utterance("b"))[-1], m.Done)
-
-
 async def test_an_engine_that_is_cancelled_inside() -> None:
     """An engine whose own work is cancelled fails the context; it does not silence the socket."""
 

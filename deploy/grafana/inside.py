@@ -258,6 +258,30 @@ PROCESS: Final = (
         ("OrpheusUnderruns",),
     ),
     Panel(
+        "Event loop late",
+        "s",
+        "The chosen quantile of how late the event loop is, and how long it has stood still by now. Good is "
+        "below 0.02 s: by so much everything else comes late.",
+        (
+            quantile("orpheus_event_loop_late_seconds"),
+            Query("orpheus_event_loop_stopped_seconds{SELECTED}", "by now, {{instance}}"),
+        ),
+        ("OrpheusUnderruns",),
+    ),
+    Panel(
+        "Tasks",
+        "short",
+        "Tasks of the event loop. Good: a few for each socket, and as many as before once they have left.",
+        (Query("orpheus_tasks{SELECTED}"),),
+    ),
+    Panel(
+        "Log lines dropped",
+        "short",
+        "Lines of the log in a second that nobody will see. Good is none: whoever reads the log keeps up, and "
+        "its disk has space.",
+        (Query(rate("orpheus_log_lines_dropped_total")),),
+    ),
+    Panel(
         "Descriptors used",
         "percentunit",
         "Open files and sockets over what the process may open. Good is below 80 % at full capacity.",

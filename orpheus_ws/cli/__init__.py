@@ -14,7 +14,7 @@ from orpheus_ws.cli.access_token import access_token
 from orpheus_ws.cli.bench import bench
 from orpheus_ws.cli.calibrate import calibrate
 from orpheus_ws.cli.doctor import doctor
-from orpheus_ws.cli.exits import report
+from orpheus_ws.cli.exits import open_standard_streams, report
 from orpheus_ws.cli.key import key
 from orpheus_ws.cli.load import load
 from orpheus_ws.cli.say import say
@@ -34,6 +34,7 @@ for command in (serve, say, load, calibrate, key, access_token, bench, doctor):
 
 def main() -> None:
     """Run the command line; errors of ours become one line and exit code 1."""
+    open_standard_streams()
     try:
         cli(standalone_mode=True)
     except OrpheusError as error:

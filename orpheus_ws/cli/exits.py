@@ -5,14 +5,17 @@ of `sysexits.h` and of what shells use for signals, so that 143 means that SIGTE
 before it could take it.
 """
 
-import logging
+import contextlib
 import os
 import sys
+import threading
 from enum import IntEnum
-from typing import NoReturn
+from pathlib import Path
+from typing import Final, NoReturn
 
 import click
 
+from orpheus_ws import logs
 from orpheus_ws.errors import OrpheusError
 
 
@@ -20,7 +23,7 @@ class Exit(IntEnum):
     """How a command ended."""
 
     DONE = 0
-    """What was asked for was done; `serve` had drained."""
+    """What was asked for was done; `serve` had drained, or was told to end before it served."""
     FAILED = 1
     """It did not work, or could not start; one line on standard error says why. `doctor` found a
     problem, `load` a bound that was broken, `calibrate` no number that it could confirm."""
@@ -36,8 +39,13 @@ class Exit(IntEnum):
     """`calibrate`: a signal ended it, and nothing was written to a manifest."""
 
 
+LOG_SECONDS: Final = 2.0
+"""For what was logged to be written, when nobody may be reading it any more."""
+
+
 def report(error: OrpheusError) -> Exit:
     """Say in one line on standard error what went wrong."""
+    logs.finish(LOG_SECONDS)
     click.echo(f"orpheus-ws: {error}", err=True)
     return Exit.FAILED
 
@@ -48,7 +56,40 @@ def leave(code: Exit) -> NoReturn:
     Exit handlers are not run: those of a library that computes in other processes, such as
     TensorRT-LLM, may wait for ever for one that has died.
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    logs.finish(LOG_SECONDS)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads it, or there is no space
+            stream.flush()
     os._exit(code)
+
+
+def leave_anyway(code: Exit, seconds: float) -> None:
+    """End this process so many seconds from now, if it has not ended by then."""
+    late = threading.Timer(seconds, leave, (code,))
+    late.daemon = True
+    late.start()
+
+
+def end_children() -> None:
+    """Kill the processes below this one: those of a library that a model is being loaded with."""
+    try:
+        import psutil
+    except ModuleNotFoundError:  # of the extras; the engines that have processes bring it
+        return
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def open_standard_streams() -> None:
+    """Have descriptors 0 to 2, whatever this process was started with.
+
+    Where one was closed, the next socket would have its number, and what a library writes to standard
+    error would reach a client.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    # Python has no stream for a descriptor that was closed, and everybody takes it that there is one.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115

@@ -9,14 +9,19 @@ import signal
 import socket
 from collections.abc import Coroutine
 from pathlib import Path
+from typing import Final
 
 import click
 
 from orpheus_ws import config as configuration
 from orpheus_ws import logs
-from orpheus_ws.cli.exits import Exit, leave, report
+from orpheus_ws.cli.exits import Exit, end_children, leave, leave_anyway, report
 from orpheus_ws.cli.options import SHORTCUTS, configured, flags
 from orpheus_ws.errors import OrpheusError
+
+CLOSE_SECONDS: Final = 30.0
+"""For parts to be closed: twice what the slowest of ours takes. What hangs then ends with the process."""
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @click.command()
@@ -24,12 +29,16 @@ from orpheus_ws.errors import OrpheusError
 def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None) -> None:
     """Serve speech until SIGTERM or SIGINT, then let open utterances finish; a second one does not.
 
+    One that comes before it serves ends it at once.
+
     Configuration comes from the file, then ORPHEUS_WS_* variables (ORPHEUS_WS_SERVER__PORT=9000),
     then these options. One JSON line on standard output says where the server listens once it has
     spoken a test word.
     """
     config = configuration.load(file=file, environment=os.environ, flags=flags(settings, shortcuts))
     logs.configure(config.log.level)
+    for number in _SIGNALS:
+        signal.signal(number, _leave_while_starting)
     try:
         code = _run(_serve(config))
     except OrpheusError as error:
@@ -43,11 +52,11 @@ async def _serve(config: configuration.Config) -> Exit:
 
     first, second, hung_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
     # From the start: its default would end a server that is loading.
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
     async with running(config) as server:
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
         loop.add_signal_handler(signal.SIGHUP, server.reloading.ask)
         if hung_up.is_set():
             server.reloading.ask()
@@ -74,7 +83,15 @@ async def _serve(config: configuration.Config) -> Exit:
 
         ending = await _earliest(drained(), stopped(), died())
         # A death empties the server, so a drain that is under way is over by it as well.
-        return ending if server.health.alive else Exit.DIED
+        ending = ending if server.health.alive else Exit.DIED
+        leave_anyway(ending, CLOSE_SECONDS)
+        return ending
+
+
+def _leave_while_starting(_number: int, _frame: object) -> None:
+    """Loading a model may take minutes and cannot be interrupted; nobody is served yet."""
+    end_children()
+    leave(Exit.DONE)
 
 
 def _notify(state: str) -> None:

@@ -4,8 +4,8 @@ Rule: the event loop never touches a tensor and the thread never touches a strea
 jobs (slot, frames) through one queue and results through one `call_soon_threadsafe` per step.
 Who takes part in a step, and when, is `policy.py`'s to say. A stream has at most one job under way,
 and none unless somebody waits in `take`, so the listener's pace is the decoder's. A decode that fails
-costs the streams of its step; a thread that ends unasked is the codec's death, and nobody is left
-waiting for it.
+costs the streams of its step; a thread that ends unasked, that does not come back from a step, or whose
+steps all fail (`patience`) is the codec's death, and nobody is left waiting for it.
 """
 
 import asyncio
@@ -20,11 +20,15 @@ import numpy as np
 
 from orpheus_ws.audio import Portion
 from orpheus_ws.codec import CodecStatistics, CodecStream, Decoder, Work
+from orpheus_ws.codec.patience import MOST_FAILURES, StepWatch
 from orpheus_ws.codec.policy import IN_FLIGHT, Policy, Ready, ramp
 from orpheus_ws.errors import Internal, OrpheusError, Overloaded
 from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import Frame
 
+CLOSE_SECONDS: Final = 5.0
+"""For the step under way when the codec is closed. Its thread is not waited for any longer: it ends with
+the process."""
 _EMPTY: Final[Samples] = np.zeros(0, np.float32)
 _log = logging.getLogger("orpheus_ws.codec")
 
@@ -39,6 +43,10 @@ class _Job(NamedTuple):
 class _Result(NamedTuple):
     stream: "_Stream"
     samples: Samples | None  # None: the decode failed
+
+
+class _Broken(Exception):
+    """Nothing that the decoder is given can be decoded."""
 
 
 class CodecLoop:
@@ -65,7 +73,9 @@ class CodecLoop:
         self._dead = asyncio.Event()
         self._totals = [0, 0, 0.0]  # steps, frames, seconds
         self._busy_since: float | None = None
+        self._failures = 0  # steps in a row
         self._first_frames: Callable[..., int]
+        self._watch: StepWatch
         self._max_frames = 1
 
     @classmethod
@@ -85,6 +95,7 @@ class CodecLoop:
         decoder = await loop._opened
         loop._free = list(range(decoder.slots))[::-1]
         loop._first_frames, loop._max_frames = decoder.first_frames, decoder.max_frames
+        loop._watch = StepWatch(lambda: loop._busy_since, loop._hangs)
         return loop
 
     @property
@@ -93,7 +104,7 @@ class CodecLoop:
         return not self._dead.is_set()
 
     async def wait_dead(self) -> None:
-        """See `Codec`: it is dead after `close`, and when its thread has ended unasked."""
+        """See `Codec`: it is dead after `close`, and when its thread can decode no more."""
         await self._dead.wait()
 
     def open(self, *, seed: int, early: bool) -> CodecStream:
@@ -127,7 +138,7 @@ class CodecLoop:
         self._closed = True
         self._stop()
         self._jobs.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
 
     def submit(self, job: _Job) -> None:
         """Hand a job to the thread, together with all others of this turn of the event loop.
@@ -206,10 +217,15 @@ class CodecLoop:
         except Exception as error:  # noqa: BLE001 - fails these streams, not the loop
             _log.error("decode failed", extra={"error": type(error).__name__})
             results = [_Result(stream, None) for stream in streams]
+            self._failures += 1
+        else:
+            self._failures = 0
         self._busy_since = None
         seconds = time.perf_counter() - started
         frames = sum(len(job.work.frames) for job in batch)
         self._tell(self._deliver, results, frames, seconds)
+        if self._failures >= MOST_FAILURES:
+            raise _Broken
 
     def _tell(self, callback: Callable[..., object], *arguments: object) -> None:
         """Call something on the event loop."""
@@ -224,8 +240,13 @@ class CodecLoop:
     def _stop(self) -> None:
         """Nothing is decoded from here on: fail who waits, and whoever asks later."""
         self._dead.set()
+        self._watch.stop()
         for stream in list(self._streams):
             stream.fail()
+
+    def _hangs(self) -> None:
+        _log.critical("codec died", extra={"error": "a step does not end"})
+        self._stop()
 
     def _deliver(self, results: list[_Result], frames: int, seconds: float) -> None:
         self._totals[0] += 1

@@ -240,8 +240,7 @@ class SimulatedEngine:
         if self._stopped is not None:
             raise EngineFailed(self._stopped)
         options = self._options
-        chosen = not options.fault_requests or self._started in options.fault_requests
-        fault: Fault = options.fault if chosen else "none"
+        fault = self._fault(prompt)
         self._started += 1
         ids = script(prompt, fault, options.frames_per_char, options.silent_frames)
         frames, rest = divmod(len(ids), tokens.CODES_PER_FRAME)
@@ -252,6 +251,12 @@ class SimulatedEngine:
         self._waiting[request] = None
         self._admit()
         return request
+
+    def _fault(self, _prompt: Prompt) -> Fault:
+        """What befalls the request that is about to start."""
+        options = self._options
+        chosen = not options.fault_requests or self._started in options.fault_requests
+        return options.fault if chosen else "none"
 
     def _leave(self, request: _Request) -> None:
         for place in (self._running, self._stalled, self._waiting):

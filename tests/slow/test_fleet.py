@@ -16,8 +16,8 @@ from orpheus_ws.cli.exits import Exit
 from orpheus_ws.client import Client, Done, Sampling, connect
 from orpheus_ws.errors import Disconnected, EngineFailed, Refused, UtteranceFailed
 from tests import fleet
+from tests.faulty_engine import faulty
 from tests.harness import peer
-from tests.mortal_engine import DEADLY
 from tests.prometheus import prometheus
 from tests.server_peers import SENTENCE
 from tests.test_cli import command
@@ -215,7 +215,7 @@ async def test_an_engine_dies(tmp_path: Path) -> None:
     """
     folder = tmp_path / "prometheus"
     folder.mkdir()
-    settings = (STEPPED, "engine.name=tests.mortal_engine")
+    settings = (STEPPED, "engine.name=tests.faulty_engine")
     async with serving("haproxy", tmp_path, *settings) as (replicas, proxy):
         mortal, *others = replicas
         with prometheus(folder) as running:
@@ -226,7 +226,7 @@ async def test_an_engine_dies(tmp_path: Path) -> None:
                 async with peer(f"ws://{mortal.address}/v1/tts") as murderer:
                     # It answers no close, so the replica waits for a while before it ends.
                     murderer.socket.transport.pause_reading()
-                    await murderer.say("a", DEADLY)
+                    await murderer.say("a", faulty("Die"))
                     while await mortal.metric("orpheus_alive", part="engine"):
                         pass
                     assert await mortal.ended() == Exit.DIED

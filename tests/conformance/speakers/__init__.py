@@ -13,7 +13,7 @@ from typing import ClassVar
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-from orpheus_ws.server import Server
+from tests.harness import Reachable
 
 
 class Speaker(ABC):
@@ -73,7 +73,7 @@ def client_of(surface: str) -> type[Speaker]:
 
 
 @contextlib.asynccontextmanager
-async def speaking(started: Server, surface: str) -> AsyncIterator[Speaker]:
+async def speaking(started: Reachable, surface: str) -> AsyncIterator[Speaker]:
     """A socket to a surface, past its greeting."""
     client = client_of(surface)
     async with connect(
