@@ -36,6 +36,7 @@ from orpheus_ws.server.entrance import Entrance
 from orpheus_ws.server.handshake import AdmittedConnection, Handshake
 from orpheus_ws.server.health import PROBE_SECONDS, Health
 from orpheus_ws.server.outbox import Outbox
+from orpheus_ws.server.page import Page
 from orpheus_ws.server.parts import Parts, open_parts
 from orpheus_ws.server.peer import Peer
 from orpheus_ws.server.ports import binding, serve_metrics, try_ports
@@ -326,7 +327,8 @@ async def _watched(server: Server) -> AsyncIterator[None]:
 async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
     """Open the port; `stack` closes it and every socket."""
     config = server.config.server
-    handshake = Handshake(server.entrance, server.routes, server.engine.voices)
+    page = await asyncio.to_thread(Page, server.config.auth) if config.page else None
+    handshake = Handshake(server.entrance, server.routes, server.engine.voices, page)
     with binding(config.host, config.port, "server.port"):
         listener = await serve(
             server.serve_socket,
