@@ -28,7 +28,7 @@ export function stages(trace) {
   for (const [field, name, kind, meaning] of STAGES) {
     if (trace[field] === undefined) continue;
     const to = Math.max(from, trace[field]);
-    found.push({ name, kind, from, to, meaning });
+    found.push({ name, kind, from, to, meaning, title: `${name}: ${ms(to - from)}, ${meaning}` });
     from = to;
   }
   return found;
