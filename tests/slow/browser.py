@@ -93,6 +93,7 @@ class Visit:
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
+        self.url = url
         self.home = f"http://{urlsplit(url).netloc}/"
         self.asked: list[str] = []
         self.complaints: list[str] = []
@@ -174,7 +175,9 @@ def _with_ear(route: Route) -> None:
     response = route.fetch()
     policy = response.headers["content-security-policy"]
     opened = policy.replace("script-src 'self'", "script-src 'self' blob:")
-    route.fulfill(response=response, headers={**response.headers, "content-security-policy": opened})
+    route.fulfill(
+        response=response, headers={**response.headers, "content-security-policy": opened}
+    )
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The page in a browser: what is heard, what is said when something is wrong, and who can use it."""
 
 import contextlib
+import itertools
 import json
 import re
 import signal
@@ -21,6 +22,7 @@ from scipy.signal import resample_poly
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
+from docs import screenshots
 from orpheus_ws.access_tokens import make_token
 from tests.slow.browser import Visit, chromium, until, visiting
 from tests.test_cli import run as run_command
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 QUIET = ("--set", "log.level=error")
 POCKET = ("--engine", "pocket", "--set", "codec.name=streaming", *QUIET)
-SLOW_SPEECH = (*QUIET, "--set", "engine.options.step_seconds=0.05")
+SLOW_SPEECH = ("--set", "engine.options.step_seconds=0.05")
 SENTENCES = (
     "The next train to the city leaves in twenty minutes. "
     "The doctor will call you back this afternoon."
@@ -56,13 +58,13 @@ def voice() -> Iterator[dict[str, str]]:
 @pytest.fixture(scope="module")
 def tones() -> Iterator[dict[str, str]]:
     """A server with test tones, a little faster than real time."""
-    with serving(*SLOW_SPEECH) as (_, announced):
+    with serving(*QUIET, *SLOW_SPEECH) as (_, announced):
         yield announced
 
 
 def at_24_khz(visit: Visit) -> NDArray[np.int16]:
     """What was heard, as the recogniser takes it."""
-    heard = resample_poly(visit.heard.astype(np.float64), 24_000, visit.rate)
+    heard: NDArray[np.float64] = resample_poly(visit.heard.astype(np.float64), 24_000, visit.rate)
     return np.clip(np.rint(heard * 32767), -32768, 32767).astype(np.int16)
 
 
@@ -77,6 +79,18 @@ def scrape(announced: dict[str, str], name: str) -> float:
     with urllib.request.urlopen(announced["metrics"], timeout=10) as response:
         found = re.search(rf"^{re.escape(name)} (\S+)$", response.read().decode(), re.MULTILINE)
     return float(found[1]) if found else 0.0
+
+
+@contextlib.contextmanager
+def serving_page(
+    browser: Browser, *arguments: str, ear: bool = True
+) -> Iterator[tuple["subprocess.Popen[str]", Visit]]:
+    """A server with test tones of its own, and a page that has not gone there yet."""
+    with (
+        serving(*QUIET, *arguments) as (process, announced),
+        visiting(browser, announced["url"], ear=ear) as visit,
+    ):
+        yield process, visit
 
 
 # What is heard ------------------------------------------------------------------------------------
@@ -123,7 +137,9 @@ def test_stopping(browser: Browser, tones: dict[str, str]) -> None:
         assert at_once[1]["played_ms"] > 100
         visit.shows("#message", "Not heard")
         blocks = visit.page.evaluate("() => ear.blocks.length")
-        until(lambda: visit.page.evaluate("() => ear.blocks.length") > blocks + 100, "half a second")
+        until(
+            lambda: visit.page.evaluate("() => ear.blocks.length") > blocks + 100, "half a second"
+        )
         assert np.abs(visit.heard).max() > 0.05
         assert not visit.heard[(blocks + 1) * 128 :].any()
         (told,) = visit.messages("cancelled")
@@ -229,34 +245,32 @@ def test_no_server(browser: Browser) -> None:
 
 def test_a_full_server(browser: Browser) -> None:
     """Without a place for it the page says so, and takes the next one that comes free."""
-    with serving(*QUIET, "--capacity", "1") as (_, announced):
-        with visiting(browser, announced["url"]) as visit:
-            with connect(announced["url"], subprotocols=[Subprotocol("tts.v1.json")]) as held:
-                held.recv()
-                visit.page.goto(visit.home)
-                visit.shows("#alert", "in use")
-                visit.shows("#streams", "1 of 1")
-            visit.shows("#state", "connected")
-            assert visit.page.inner_text("#alert") == ""
-            assert visit.complaints == visit.network_complaints
-            assert visit.outside == []
+    with serving_page(browser, "--capacity", "1") as (_, visit):
+        with connect(visit.url, subprotocols=[Subprotocol("tts.v1.json")]) as held:
+            held.recv()
+            visit.page.goto(visit.home)
+            visit.shows("#alert", "in use")
+            visit.shows("#streams", "1 of 1")
+        visit.shows("#state", "connected")
+        assert visit.page.inner_text("#alert") == ""
+        assert visit.complaints == visit.network_complaints
+        assert visit.outside == []
 
 
 def test_a_lost_socket(browser: Browser) -> None:
     """A server that dies in the middle of a sentence: what came is heard, and the page says what happened."""
-    with serving(*SLOW_SPEECH) as (process, announced):
-        with visiting(browser, announced["url"]) as visit:
-            visit.open()
-            visit.page.fill("#text", LONG)
-            visit.page.click("#speak")
-            visit.begins()
-            process.kill()
-            process.wait()
-            visit.shows("#alert", "lost in the middle")
-            until(lambda: visit.page.is_disabled("#stop"), "what had come is heard")
-            heard = np.rint(visit.heard * 32768).astype(np.int16)
-            assert np.array_equal(heard[heard != 0], visit.pcm[visit.pcm != 0])
-            assert visit.complaints == visit.network_complaints
+    with serving_page(browser, *SLOW_SPEECH) as (process, visit):
+        visit.open()
+        visit.page.fill("#text", LONG)
+        visit.page.click("#speak")
+        visit.begins()
+        process.kill()
+        process.wait()
+        visit.shows("#alert", "lost in the middle")
+        until(lambda: visit.page.is_disabled("#stop"), "what had come is heard")
+        heard = np.rint(visit.heard * 32768).astype(np.int16)
+        assert np.array_equal(heard[heard != 0], visit.pcm[visit.pcm != 0])
+        assert visit.complaints == visit.network_complaints
 
 
 def test_reloading(browser: Browser, tones: dict[str, str]) -> None:
@@ -278,56 +292,53 @@ def test_reloading(browser: Browser, tones: dict[str, str]) -> None:
 
 def test_a_key(browser: Browser) -> None:
     """A server with keys asks for one; a wrong one is told of, the right one is in no address."""
-    with serving(*QUIET, "--set", "auth.keys.alice=open-sesame") as (_, announced):
-        with visiting(browser, announced["url"], ear=False) as visit:
-            visit.page.goto(visit.home)
-            visit.shows("#alert", "asks for a key")
-            visit.page.fill("#key", "wrong")
-            visit.page.keyboard.press("Enter")
-            visit.shows("#alert", "does not know this key")
-            visit.page.fill("#key", "open-sesame")
-            visit.page.keyboard.press("Enter")
-            visit.shows("#state", "connected")
-            assert visit.page.is_hidden("#lock")
-            assert visit.page.inner_text("#alert") == ""
-            visit.page.click("#speak")
-            visit.shows("#message", "Said")
-            assert "ORPHEUS_API_KEY" in visit.page.inner_text("#code")
-            visit.page.reload()
-            visit.shows("#state", "connected")
-            kept: dict[str, Any] = visit.page.evaluate("() => ({ ...localStorage })")
-            assert (kept, visit.page.context.cookies()) == ({}, [])
-            assert not [url for url in visit.asked if "sesame" in url]
-            assert visit.complaints == visit.network_complaints
-            assert visit.outside == []
+    with serving_page(browser, "--set", "auth.keys.alice=open-sesame", ear=False) as (_, visit):
+        visit.page.goto(visit.home)
+        visit.shows("#alert", "asks for a key")
+        visit.page.fill("#key", "wrong")
+        visit.page.keyboard.press("Enter")
+        visit.shows("#alert", "does not know this key")
+        visit.page.fill("#key", "open-sesame")
+        visit.page.keyboard.press("Enter")
+        visit.shows("#state", "connected")
+        assert visit.page.is_hidden("#lock")
+        assert visit.page.inner_text("#alert") == ""
+        visit.page.click("#speak")
+        visit.shows("#message", "Said")
+        assert "ORPHEUS_API_KEY" in visit.page.inner_text("#code")
+        visit.page.reload()
+        visit.shows("#state", "connected")
+        kept: dict[str, Any] = visit.page.evaluate("() => ({ ...localStorage })")
+        assert (kept, visit.page.context.cookies()) == ({}, [])
+        assert not [url for url in visit.asked if "sesame" in url]
+        assert visit.complaints == visit.network_complaints
+        assert visit.outside == []
 
 
 def test_a_token(browser: Browser) -> None:
     """A token of `orpheus-ws token` is as good as a key, until it has expired."""
-    with serving(*QUIET, "--set", "auth.keys.alice=secret") as (_, announced):
-        with visiting(browser, announced["url"], ear=False) as visit:
-            visit.page.goto(visit.home)
-            visit.page.fill("#key", make_token("alice", "secret", expires=1))
-            visit.page.keyboard.press("Enter")
-            visit.shows("#alert", "has expired")
-            visit.page.fill("#key", make_token("alice", "secret", expires=2**31))
-            visit.page.keyboard.press("Enter")
-            visit.shows("#state", "connected")
+    with serving_page(browser, "--set", "auth.keys.alice=secret", ear=False) as (_, visit):
+        visit.page.goto(visit.home)
+        visit.page.fill("#key", make_token("alice", "secret", expires=1))
+        visit.page.keyboard.press("Enter")
+        visit.shows("#alert", "has expired")
+        visit.page.fill("#key", make_token("alice", "secret", expires=2**31))
+        visit.page.keyboard.press("Enter")
+        visit.shows("#state", "connected")
 
 
 def test_an_error_of_the_engine(browser: Browser) -> None:
     """An utterance that fails is told of in the server's words, and the next one is spoken."""
     faults = ("engine.options.fault=raises", "engine.options.fault_requests=1")
-    with serving(*QUIET, "--set", faults[0], "--set", faults[1]) as (_, announced):
-        with visiting(browser, announced["url"]) as visit:
-            visit.open()
-            visit.page.click("#speak")
-            visit.shows("#alert", "try again")
-            until(lambda: visit.page.is_disabled("#stop"), "it is over")
-            visit.page.click("#speak")
-            visit.shows("#message", "Said")
-            assert visit.page.inner_text("#alert") == ""
-            assert (visit.complaints, visit.outside) == ([], [])
+    with serving_page(browser, "--set", faults[0], "--set", faults[1]) as (_, visit):
+        visit.open()
+        visit.page.click("#speak")
+        visit.shows("#alert", "Speak tries again")
+        until(lambda: visit.page.is_disabled("#stop"), "it is over")
+        visit.page.click("#speak")
+        visit.shows("#message", "Said")
+        assert visit.page.inner_text("#alert") == ""
+        assert (visit.complaints, visit.outside) == ([], [])
 
 
 # Who can use it -----------------------------------------------------------------------------------
@@ -337,10 +348,12 @@ def test_with_the_keyboard_alone(browser: Browser, tones: dict[str, str]) -> Non
     """Everything is reached with Tab, seen when it is, and works; focus is nowhere lost."""
     with visiting(browser, tones["url"]) as visit:
         visit.open()
-        reached = []
+        reached: list[str] = []
         seen = "() => { const { outlineStyle, boxShadow } = getComputedStyle(document.activeElement.id === 'text'"
         seen += " ? document.activeElement.form : document.activeElement);"
-        seen += " return [document.activeElement.id, outlineStyle !== 'none' || boxShadow !== 'none'] }"
+        seen += (
+            " return [document.activeElement.id, outlineStyle !== 'none' || boxShadow !== 'none'] }"
+        )
         for _ in range(12):
             visit.page.keyboard.press("Tab")
             name, visible = visit.page.evaluate(seen)
@@ -374,7 +387,9 @@ def test_with_the_keyboard_alone(browser: Browser, tones: dict[str, str]) -> Non
 def test_accessible(browser: Browser, tones: dict[str, str], scheme: str, width: int) -> None:
     """axe finds nothing serious or critical before and after an utterance; nothing is wider than a phone."""
     viewport = {"width": width, "height": 800}
-    with visiting(browser, tones["url"], ear=False, color_scheme=scheme, viewport=viewport) as visit:
+    with visiting(
+        browser, tones["url"], ear=False, color_scheme=scheme, viewport=viewport
+    ) as visit:
         visit.open()
         check_accessible(visit)
         visit.page.click("#speak")
@@ -413,7 +428,7 @@ def test_the_load_report_is_drawn(browser: Browser, tones: dict[str, str], tmp_p
     with visiting(browser, tones["url"]) as visit:
         visit.page.goto(report.as_uri())
         rows = visit.page.locator("#streams svg text.end")
-        assert rows.all_inner_texts() == ["0", "1", "2"]
+        assert rows.all_text_contents() == ["0", "1", "2"]
         assert visit.page.locator("#streams svg .speech").count() >= 6
         assert visit.page.locator("#slowest svg .engine").count() >= 3
         assert visit.complaints == []
@@ -520,15 +535,23 @@ def test_the_queue_is_emptied(idle: Visit) -> None:
         }"""
     )
     assert sound[64:] == [0] * 36
-    assert all(0 <= later < earlier <= 1 for earlier, later in zip(sound[:63], sound[1:64], strict=True))
+    assert all(0 <= later < earlier <= 1 for earlier, later in itertools.pairwise(sound[:64]))
+
+
+@pytest.mark.parametrize("picture", screenshots.PICTURES)
+def test_screenshots_are_current(picture: str) -> None:
+    """Each was taken of what there is now, by the program that takes them, and is small."""
+    record = json.loads(screenshots.RECORD.read_text(encoding="utf-8"))
+    now = {"sources": screenshots.sources(picture), "picture": screenshots.content(picture)}
+    assert record[picture] == now, "run `python -m docs.screenshots`"
+    assert (screenshots.FOLDER / picture).stat().st_size < 200_000
 
 
 def test_signals_end_the_server(tones: dict[str, str], browser: Browser) -> None:
     """A server that is told to stop says goodbye to a page that speaks and to one that does not."""
-    with serving(*QUIET) as (process, announced):
-        with visiting(browser, announced["url"]) as visit:
-            visit.open()
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=60) == 0
-            visit.shows("#alert", "does not answer")
-            assert visit.complaints == visit.network_complaints
+    with serving(*QUIET) as (process, announced), visiting(browser, announced["url"]) as visit:
+        visit.open()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+        visit.shows("#alert", "does not answer")
+        assert visit.complaints == visit.network_complaints

@@ -16,6 +16,7 @@ import { trouble } from "./words.js";
 
 const EXAMPLE = "Hello! This is speech, made while you wait. How does it sound to you?";
 const ROOM_MS = 3000;
+const GIVEN_BACK = ["idle", "session_expired", "idle_evicted"]; // why the server closes what nobody uses
 const LEFT = "orpheus-left"; // what was on the page when it was left
 
 const at = (id) => document.getElementById(id);
@@ -80,7 +81,11 @@ function stop() {
 // What comes --------------------------------------------------------------------------------------
 
 function received(message) {
-  if (message.type === "draining") return link.again("draining");
+  if (message.type === "draining") {
+    link.leaving = true;
+    if (!speaking) link.leave();
+    return;
+  }
   if (!current?.owns(message)) return;
   switch (message.type) {
     case "started":
@@ -118,17 +123,17 @@ function ended(message) {
   if (message.type !== "done") busy(false);
 }
 
-function lost(code) {
-  if (speaking && !current.over) {
+function lost(why) {
+  const middle = speaking && !current.over;
+  link.tell({ state: "resting" });
+  if (middle) {
     complain(trouble("lost"));
     current.over = true;
     typist.ended();
     player.end();
     if (!current.chunks.length) busy(false);
-    link.tell({ state: "resting" });
-  } else {
-    link.tell({ state: "resting" });
-    if (code === 1006) link.warm();
+  } else if (!GIVEN_BACK.includes(why)) {
+    link.warm();
   }
 }
 
@@ -156,7 +161,7 @@ function hear(event) {
       break;
     case "failed":
       stop();
-      complain(trouble("sound"));
+      if (!event.known || link.socket) complain(trouble("sound"));
       break;
   }
 }
@@ -168,7 +173,12 @@ function draw() {
   const first = utterance.firstSoundMs;
   at("first").textContent = first === null ? "…" : ms(first);
   at("speed").textContent = utterance.rtf === null ? "…" : `${utterance.rtf.toFixed(1)}×`;
-  at("underruns").textContent = utterance.underruns.length;
+  const lasted = utterance.underruns.map(({ seconds }) => 1000 * seconds);
+  at("underruns").textContent = lasted.length;
+  at("underruns").classList.toggle("bad", lasted.length > 0);
+  at("underruns-note").textContent = lasted.length
+    ? `the longest ${ms(Math.max(...lasted))}`
+    : "pauses for want of sound";
   const spent = parts(utterance);
   if (spent) {
     const { server, network, buffer } = spent;
@@ -184,8 +194,11 @@ function busy(now) {
   speaking = now;
   at("stop").disabled = !now;
   at("state").toggleAttribute("data-busy", now);
+  link.used = now;
   label();
-  if (!now) link.idle();
+  if (now) return;
+  if (link.leaving) link.leave();
+  else link.idle();
 }
 
 function label() {

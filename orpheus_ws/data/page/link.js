@@ -11,13 +11,15 @@ const KEY = "orpheus-key";
 
 export class Link {
   // `tell` hears of {state: "connecting" | "open" | "resting" | "trouble", kind, wait, ready}; `received`
-  // of messages, `lost` of a socket that was open and is gone, with its close code.
+  // of messages, `lost` of a socket that was open and is gone, with the reason that it was closed for.
   constructor({ tell, received, lost }) {
     this.tell = tell;
     this.received = received;
     this.lost = lost;
     this.socket = null;
     this.connecting = null;
+    this.used = false; // somebody speaks
+    this.leaving = false; // the server has said that it goes away
     this.key = sessionStorage.getItem(KEY) ?? "";
   }
 
@@ -42,8 +44,9 @@ export class Link {
 
   // Nobody speaks now.
   idle() {
+    if (!this.socket?.open) return; // what is due is another attempt
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.rest(), IDLE_MS);
+    this.timer = setTimeout(() => (this.used ? this.idle() : this.rest()), IDLE_MS);
   }
 
   rest() {
@@ -53,14 +56,22 @@ export class Link {
     this.tell({ state: "resting" });
   }
 
+  // Go to a server that stays.
+  leave() {
+    this.leaving = false;
+    this.socket?.close();
+    this.socket = null;
+    this.warm();
+  }
+
   async connect() {
     this.tell({ state: "connecting" });
     try {
       const socket = await connect(this.key);
       socket.onmessage = (message) => this.received(message);
-      socket.onclose = (code) => {
+      socket.onclose = (why) => {
         this.socket = null;
-        this.lost(code);
+        this.lost(why);
       };
       this.socket = socket;
       this.tell({ state: "open", ready: socket.ready });

@@ -62,8 +62,17 @@ export class Player {
         this.node.port.postMessage(message, transfer);
       }
     };
-    add().catch((error) => this.tell({ what: "failed", error }));
+    add().catch(() => this.fail(context));
     return context;
+  }
+
+  // Without the audio thread's program there is no sound. The next utterance tries again.
+  fail(context) {
+    const known = Boolean(context.audioWorklet); // else it was not the server that did not answer
+    context.close();
+    this.context = null;
+    this.waiting = [];
+    this.tell({ what: "failed", known });
   }
 
   post(message, transfer = []) {

@@ -49,7 +49,7 @@ class Socket {
     this.onmessage = () => {};
     this.onclose = () => {};
     socket.onmessage = ({ data }) => this.onmessage(typeof data === "string" ? JSON.parse(data) : audio(data));
-    socket.onclose = ({ code, reason: why }) => this.onclose(code, why);
+    socket.onclose = ({ reason: why }) => this.onclose(why);
   }
 
   get open() {
