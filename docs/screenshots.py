@@ -40,9 +40,9 @@ PICTURES: Final = {
 }
 """Each picture, and what it shows."""
 
-_DESKTOP: Final[dict[str, Any]] = {"viewport": {"width": 1200, "height": 1300}}
+_DESKTOP: Final[dict[str, Any]] = {"viewport": {"width": 1200, "height": 1400}}
 _PHONE: Final[dict[str, Any]] = {
-    "viewport": {"width": 390, "height": 1140},
+    "viewport": {"width": 390, "height": 1120},
     "device_scale_factor": 1.5,
 }
 _LOAD: Final = ("--streams", "60", "--seconds", "20", "--ramp", "10", "--barge-in", "0.2")
