@@ -12,6 +12,7 @@ import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import verify_token
+from orpheus_ws.client import connect
 from orpheus_ws.server import Server
 from orpheus_ws.server.page import TOKEN_PATH, TOKEN_SECONDS
 from tests.harness import peer, server
@@ -147,6 +148,16 @@ async def test_a_trace_is_given_to_who_asks(subprotocol: str) -> None:
         first_audio_ms = moments["first_audio_ms"] - moments["ready_ms"]
         assert done.ttfa_ms == pytest.approx(first_audio_ms, abs=0.01)
         assert (await connected.wait_for(m.Done)).trace is None
+
+
+async def test_a_trace_by_the_client() -> None:
+    """The client SDK asks for a trace as for any option, and has it in the result."""
+    async with server() as started, connect(started.address.url) as client:
+        utterance = client.speak("Hello there.", trace=True)
+        await utterance.read()
+        assert isinstance(utterance.result, m.Done)
+        assert utterance.result.trace is not None
+        assert utterance.result.trace.first_chunk_ms is not None
 
 
 async def test_a_trace_has_what_happened() -> None:

@@ -166,8 +166,8 @@ def _slowest(result: Result) -> str:
         return ""
     return (
         '<section class="card"><h2>Where the slowest first bytes were</h2>'
-        "<p>Each row is a turn, by its stream: what the server says of it, and what is left of the "
-        "time that its listener waited.</p>"
+        "<p>Of the turns that were not cut off. Each row is one, by its stream: what the server says of "
+        "it, and what is left of the time that its listener waited.</p>"
         '<div class="timeline" id="slowest"></div></section>'
     )
 

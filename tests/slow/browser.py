@@ -21,6 +21,9 @@ from playwright.sync_api import Browser, Page, Route, WebSocket, expect, sync_pl
 SECONDS: Final = 60.0
 """For anything that is waited for: how long it takes says how busy the machine is."""
 
+ELSEWHERE: Final = "elsewhere.test"
+"""This machine by a name that a browser does not take for it."""
+
 _TAP: Final = """
 registerProcessor("tap", class extends AudioWorkletProcessor {
   process([input], [output]) {
@@ -186,7 +189,11 @@ def chromium() -> Iterator[Browser]:
     found = shutil.which("chromium")
     assert found is not None, "these tests need Debian's package chromium"
     # A page that was changed on the way is taken for one of the internet, which may not ask this machine.
-    flags = ["--no-sandbox", "--disable-features=LocalNetworkAccessChecks"]
+    flags = [
+        "--no-sandbox",
+        "--disable-features=LocalNetworkAccessChecks",
+        f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1",
+    ]
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found, args=flags)
         yield browser

@@ -24,7 +24,7 @@ from websockets.typing import Subprotocol
 
 from docs import screenshots
 from orpheus_ws.access_tokens import make_token
-from tests.slow.browser import Visit, chromium, until, visiting
+from tests.slow.browser import ELSEWHERE, Visit, chromium, until, visiting
 from tests.test_cli import run as run_command
 from tests.test_cli import serving
 from tests.voice.recogniser import Recogniser, matched, words_of
@@ -327,6 +327,35 @@ def test_a_token(browser: Browser) -> None:
         visit.shows("#state", "connected")
 
 
+def test_a_long_text(browser: Browser) -> None:
+    """As much as the server lets wait is sent in pieces that make the whole; more is not taken."""
+    with serving_page(browser, "--set", "limits.message_bytes=20000") as (_, visit):
+        visit.open()
+        visit.page.fill("#text", "☃ and 𝄞 again. " * 2000)
+        assert visit.page.get_attribute("#text", "maxlength") == "20000"
+        visit.page.fill("#text", ("☃ and 𝄞 again. " * 2000)[:19_000])
+        visit.page.click("#speak")
+        visit.begins()
+        pieces = [message["text"] for message in visit.sent if message["type"] == "text"]
+        assert "".join(pieces) == visit.page.input_value("#text")
+        assert len(pieces) == 5
+        assert visit.complaints == []
+
+
+def test_where_a_browser_plays_nothing(browser: Browser, tones: dict[str, str]) -> None:
+    """By plain http from another machine browsers have no audio thread: the page says what helps."""
+    home = f"http://{ELSEWHERE}:{port_of(tones)}/"
+    with visiting(browser, tones["url"], ear=False) as visit:
+        visit.page.goto(home)
+        visit.shows("#state", "connected")
+        visit.page.click("#speak")
+        visit.shows("#alert", "AudioWorklet")
+        until(lambda: visit.page.is_disabled("#stop"), "it is over")
+        visit.page.click("#copy")
+        visit.shows("#copied", "Selected")
+        assert visit.complaints == []
+
+
 def test_an_error_of_the_engine(browser: Browser) -> None:
     """An utterance that fails is told of in the server's words, and the next one is spoken."""
     faults = ("engine.options.fault=raises", "engine.options.fault_requests=1")
@@ -489,6 +518,23 @@ def test_resampling_lets_no_image_through(idle: Visit) -> None:
         frequencies = np.fft.rfftfreq(len(found), 1 / to)
         wanted = np.abs(frequencies - tone) < 200
         assert spectrum[~wanted].max() < 10 ** (-70 / 20), (tone, to)
+
+
+def test_waiting_for_a_typist_is_no_underrun(idle: Visit) -> None:
+    """A pause at the join of two segments is the typist's, where somebody types; any other is the server's."""
+    counted = idle.page.evaluate(
+        """async () => {
+          const { Utterance } = await import("/page/utterance.js");
+          return [true, false].map((typed) => {
+            const utterance = new Utterance(1, { typed });
+            utterance.segments = [{ offset: 0 }, { offset: 48000 }];
+            utterance.starved = [{ at: 47990, seconds: 1 }, { at: 30000, seconds: 0.1 }];
+            utterance.heardAt = 1000;
+            return [utterance.underruns.length, utterance.playedAt(24000), utterance.playedAt(48000)];
+          });
+        }"""
+    )
+    assert counted == [[1, 2000, 4100], [2, 2000, 4100]]
 
 
 def test_the_queue(idle: Visit) -> None:

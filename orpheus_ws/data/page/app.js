@@ -16,6 +16,8 @@ import { trouble } from "./words.js";
 
 const EXAMPLE = "Hello! This is speech, made while you wait. How does it sound to you?";
 const ROOM_MS = 3000;
+const DRAW_MS = 250;
+const PIECE = /[^]{1,4000}/gu; // of a text: far below the longest message, and no character is cut
 const GIVEN_BACK = ["idle", "session_expired", "idle_evicted"]; // why the server closes what nobody uses
 const LEFT = "orpheus-left"; // what was on the page when it was left
 
@@ -31,6 +33,7 @@ let number = 0;
 let speaking = false;
 let keyed = false; // the server has keys
 let voice = null;
+let drawing = null; // the timer of the next picture
 
 // Speaking ----------------------------------------------------------------------------------------
 
@@ -58,7 +61,7 @@ function speak() {
     return say("Write something first.");
   }
   begin(false);
-  current.send({ type: "text", text });
+  for (const piece of text.match(PIECE)) current.send({ type: "text", text: piece });
   current.send({ type: "end" });
 }
 
@@ -86,6 +89,7 @@ function received(message) {
     if (!speaking) link.leave();
     return;
   }
+  if (message.fatal) complain(sentence(message.message));
   if (!current?.owns(message)) return;
   switch (message.type) {
     case "started":
@@ -99,6 +103,7 @@ function received(message) {
       current.add(message);
       wave.push(message.samples);
       player.push(message.samples);
+      drawing ??= setTimeout(draw, DRAW_MS);
       break;
     case "done":
     case "cancelled":
@@ -169,6 +174,8 @@ function hear(event) {
 // What is shown -----------------------------------------------------------------------------------
 
 function draw() {
+  clearTimeout(drawing);
+  drawing = null;
   const utterance = current;
   const first = utterance.firstSoundMs;
   at("first").textContent = first === null ? "…" : ms(first);
@@ -214,6 +221,7 @@ function linked({ state, kind, ready }) {
   if (state === "open") {
     if (link.troubled) complain("");
     offer(ready.voices);
+    at("text").maxLength = ready.limits.text_chars;
   }
   link.troubled = state === "trouble" || (link.troubled && state !== "open");
   if (state !== "trouble") return;
