@@ -7,7 +7,7 @@ const { streams, slowest } = JSON.parse(document.getElementById("pictures").text
 show(document.getElementById("streams"), streams);
 if (slowest.length) {
   const place = document.getElementById("slowest");
-  place.before(legend(KINDS));
+  place.before(legend({ ...KINDS, way: "network and client" }));
   show(place, waits(slowest));
 }
 

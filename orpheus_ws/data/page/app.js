@@ -66,7 +66,7 @@ function speak() {
 }
 
 function finish() {
-  typist.finish(at("text").value);
+  if (!typist.finish(at("text").value)) return;
   current.send({ type: "end" });
   at("speak").disabled = true;
 }

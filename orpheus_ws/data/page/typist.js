@@ -28,10 +28,12 @@ export class Typist {
     if (this.open && text.endsWith("\n")) this.flush();
   }
 
-  // The rest, without white space after it.
+  // The rest, without white space after it; whether there is an utterance to end.
   finish(text) {
     if (text.startsWith(this.sent)) this.send(text, text);
+    const { open } = this;
     this.open = false;
+    return open;
   }
 
   ended() {
