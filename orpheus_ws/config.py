@@ -103,6 +103,8 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     for their turn."""
     max_queue_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 5000
     """How long a context may wait for its turn; then it fails with `overloaded`."""
+    page: bool = True
+    """A page at `/` of `server.port`, with which people hear the server and see where its time goes."""
     group_lead_ms: Annotated[int, Meta(ge=0, le=10_000)] = 1000
     """With so much audio in hand, a listener gets several frames in one message; 0: never."""
 

@@ -276,6 +276,7 @@ class Context:
             chars=self.trace.chars,
             ttfa_ms=None if to_first_audio is None else round(to_first_audio * 1000, 3),
             rtf=None if factor is None else round(factor, 2),
+            trace=self._times(),
         )
 
     def cancelled(self, played_ms: float | None) -> m.Cancelled:
@@ -286,6 +287,30 @@ class Context:
             sent_ms=self.ms(self.delivered),
             text_spoken=spoken,
             text_remaining=remaining,
+            trace=self._times(),
+        )
+
+    def _times(self) -> m.Times | None:
+        """When it got where, for a client that asked for it."""
+        trace = self.trace
+        if not self.settings.trace or trace.opened_at is None:
+            return None
+        moments = {
+            "ready_ms": trace.ready_at,
+            "turn_ms": trace.turn_at,
+            "first_token_ms": trace.first_token_at,
+            "first_frame_ms": trace.first_frame_at,
+            "first_samples_ms": trace.first_samples_at,
+            "first_chunk_ms": trace.first_byte_at,
+            "first_audio_ms": trace.first_audio_at,
+        }
+        since = trace.opened_at
+        return m.Times(
+            **{
+                name: round((moment - since) * 1000, 3)
+                for name, moment in moments.items()
+                if moment is not None
+            }
         )
 
     def warn_once(self, code: str, message: str) -> list[m.ServerMessage]:

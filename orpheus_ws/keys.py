@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from orpheus_ws.access_tokens import verify_token
+from orpheus_ws.access_tokens import make_token, verify_token
 from orpheus_ws.config import AuthConfig, Positive
 from orpheus_ws.errors import StartupError
 from orpheus_ws.settings import Section, read_toml
@@ -26,6 +26,9 @@ ANONYMOUS: Final = "anonymous"
 KEY_BYTES: Final = 32
 """Of a new key, at random. Nobody finds so many by trying, however fast the hash is: what slow hashes
 such as argon2 are for are passwords, which people make up."""
+
+_PROCESS_SECRET: Final = secrets.token_bytes(KEY_BYTES)
+"""Signs what this process alone takes, whatever it knows of a key."""
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -99,9 +102,17 @@ class KeyRing:
     def signer(self, token: str, now: float) -> Key | None:
         """The key that made a token, if the token is valid at the Unix time `now`."""
         for key in self._keys:
-            if key.secret and verify_token({key.tenant: key.secret}, token, now) is not None:
+            signs = dict([_signs_here(key)])
+            if key.secret:
+                signs[key.tenant] = key.secret
+            if verify_token(signs, token, now) is not None:
                 return key
         return None
+
+    def token(self, key: Key, expires: int) -> str:
+        """A token that this process alone takes, for a key of which the hash may be all that is known."""
+        name, secret = _signs_here(key)
+        return make_token(name, secret, expires=expires)
 
     def secrets_of(self, tenant: str) -> list[str]:
         """Those of its keys that can sign."""
@@ -147,6 +158,15 @@ def _key(tenant: str, text: str, where: str) -> Key:
             "that `orpheus-ws key new` prints"
         )
     return Key(tenant, bytes.fromhex(hexadecimal), None)
+
+
+def _signs_here(key: Key) -> tuple[str, str]:
+    """What stands for the key in a token of this process, and its secret there.
+
+    The hash itself would tell a key that somebody made up to whoever reads the token and guesses.
+    """
+    tag = hmac.digest(_PROCESS_SECRET, key.digest, "sha256").hex()
+    return tag[:32], tag[32:]
 
 
 def _digest(text: str) -> bytes:

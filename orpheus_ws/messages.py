@@ -76,6 +76,7 @@ class Options(_Message, frozen=True, kw_only=True):
     segment: Segmentation | UnsetType = UNSET
     lead_ms: LeadMs | UnsetType = UNSET
     words: bool | UnsetType = UNSET
+    trace: bool | UnsetType = UNSET
     traceparent: TraceParent | UnsetType = UNSET
 
 
@@ -208,6 +209,26 @@ class Words(_Message, frozen=True, kw_only=True, tag="words", omit_defaults=Fals
     approx: bool = True
 
 
+class Times(_Base, frozen=True, kw_only=True, omit_defaults=True):
+    """When an utterance got where, in milliseconds since it was opened; what never happened is left out.
+
+    In the order in which they happen.
+    """
+
+    ready_ms: float | None = None
+    """The first segment was complete."""
+    turn_ms: float | None = None
+    """It had a stream of the engine."""
+    first_token_ms: float | None = None
+    first_frame_ms: float | None = None
+    first_samples_ms: float | None = None
+    """The codec had decoded the first samples."""
+    first_chunk_ms: float | None = None
+    """The first audio was handed to the socket."""
+    first_audio_ms: float | None = None
+    """The first audible sample was."""
+
+
 class Done(_Message, frozen=True, kw_only=True, tag="done"):
     """Terminal: the context was spoken. `reason` is the worst of its segments'."""
 
@@ -217,6 +238,8 @@ class Done(_Message, frozen=True, kw_only=True, tag="done"):
     chars: int
     ttfa_ms: float | None = None
     rtf: float | None = None
+    trace: Times | None = None
+    """If it was asked for."""
 
 
 class Cancelled(_Message, frozen=True, kw_only=True, tag="cancelled"):
@@ -226,6 +249,8 @@ class Cancelled(_Message, frozen=True, kw_only=True, tag="cancelled"):
     sent_ms: float
     text_spoken: str | None = None
     text_remaining: str | None = None
+    trace: Times | None = None
+    """If it was asked for."""
 
 
 class Warn(_Message, frozen=True, kw_only=True, tag="warning"):
@@ -293,6 +318,7 @@ class Settings(_Base, frozen=True, kw_only=True):
     max_delay_ms: int = 400
     lead_ms: int = 2000
     words: bool = False
+    trace: bool = False
     traceparent: str | None = None
 
     def updated(self, options: Options) -> "Settings":

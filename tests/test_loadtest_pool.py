@@ -1,6 +1,8 @@
 """A pool of real processes against a real server, and the command."""
 
 import asyncio
+import base64
+import hashlib
 import json
 import os
 import re
@@ -98,14 +100,14 @@ QUICK = ("--utterances", "6", "--ramp", "0", "--whole", "--sizes", "1", "0", "0"
 
 
 class _Outside(HTMLParser):
-    """Finds what a page would ask others for, and scripts."""
+    """Finds what a page would ask others for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [tag] * (tag in ("script", "link", "iframe", "img", "object"))
+        self.found += [tag] * (tag in ("link", "iframe", "img", "object"))
         self.found += [name for name, _ in attrs if name in ("src", "href", "srcset")]
 
 
@@ -124,6 +126,7 @@ def test_command(tmp_path: Path) -> None:
     assert (result.figures.done, result.broken) == (6, ())
     assert result.naive is not None
     check_page(report.read_text())
+    check_script(report.read_text())
     assert "&lt;simulated&gt; &amp; labelled" in report.read_text()
     assert "The naive way" in report.read_text()
 
@@ -135,9 +138,22 @@ def check_page(html: str) -> None:
     assert outside.found == []
     assert not re.search(r"url\(|@import|javascript:", html)
     pictures = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
-    assert len(pictures) == 4
+    assert len(pictures) == 3
     for picture in pictures:
         ElementTree.fromstring(picture)
+
+
+def check_script(html: str) -> None:
+    """One script, which the page's policy names by its digest, and data that cannot end its element."""
+    data, script = re.findall(r"<script type=\"([^\"]+)\"[^>]*>(.*?)</script>", html, re.DOTALL)
+    assert (data[0], script[0]) == ("application/json", "module")
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in html
+    assert "<" not in data[1]
+    drawn = json.loads(data[1])
+    assert sum(len(row["spans"]) for row in drawn["streams"]["rows"]) >= 6
+    assert all(turn["trace"]["first_chunk_ms"] > 0 for turn in drawn["slowest"])
+    assert 0 < len(drawn["slowest"]) <= 10
 
 
 def test_a_broken_bound() -> None:

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from orpheus_ws import messages as m
 
-OPTIONS = (
-    "voice encoding sample_rate sampling segment lead_ms words traceparent"  # of config and open
-)
+OPTIONS = "voice encoding sample_rate sampling segment lead_ms words trace traceparent"  # of config and open
 CLIENT = {
     "config": OPTIONS,
     "open": f"context {OPTIONS}",
@@ -30,8 +28,8 @@ SERVER = {
     "segment": "context index text offset",
     "flushed": "context id",
     "words": "context words approx",
-    "done": "context reason audio_ms chars ttfa_ms rtf",
-    "cancelled": "context sent_ms text_spoken text_remaining",
+    "done": "context reason audio_ms chars ttfa_ms rtf trace",
+    "cancelled": "context sent_ms text_spoken text_remaining trace",
     "warning": "context code message",
     "error": "context code message retryable retry_after_ms fatal",
     "draining": "deadline_ms",
@@ -69,6 +67,8 @@ def test_types_and_fields() -> None:
         m.Segmentation: "mode max_delay_ms",
         m.Limits: "contexts text_chars message_bytes messages_per_second idle_seconds session_seconds",
         m.Word: "text start_ms end_ms",
+        m.Times: "ready_ms turn_ms first_token_ms first_frame_ms first_samples_ms first_chunk_ms "
+        "first_audio_ms",
     }
     for kind, fields in nested.items():
         assert set(kind.__struct_fields__) == set(fields.split())
@@ -110,6 +110,7 @@ BOUNDS: list[tuple[str, list[object], list[object]]] = [
     ("segment.max_delay_ms", [0, 5000], [-1, 5001]),
     ("lead_ms", [200, 10_000], [199, 10_001]),
     ("words", [True, False], [0, "true"]),
+    ("trace", [True, False], [0, "true"]),
     ("voice", ["tara"], [None, 1]),
     ("sample_rate", [24_000], ["24000", None]),
 ]

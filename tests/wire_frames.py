@@ -98,11 +98,16 @@ def without_defaults(message: msgspec.Struct, shown: dict[str, Any]) -> dict[str
             strict=False,
         )
     )
-    return {
+    found = {
         name: value
         for name, value in plain(message).items()
         if name in shown or name not in defaults or defaults[name] != value
     }
+    for name in found:
+        part = getattr(message, name, None)
+        if isinstance(part, m.Times):
+            found[name] = without_defaults(part, shown[name])
+    return found
 
 
 def frame(wire: Wire, content: Any) -> str | bytes:

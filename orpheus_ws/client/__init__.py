@@ -15,7 +15,16 @@ from orpheus_ws.client.blocking import BlockingClient, BlockingUtterance, connec
 from orpheus_ws.client.lasting import Client, SpeakOptions, connect, make_client
 from orpheus_ws.client.text import SpokenText
 from orpheus_ws.client.utterance import Utterance
-from orpheus_ws.messages import Audio, Cancelled, Done, Sampling, Segmentation, ServerMessage, Words
+from orpheus_ws.messages import (
+    Audio,
+    Cancelled,
+    Done,
+    Sampling,
+    Segmentation,
+    ServerMessage,
+    Times,
+    Words,
+)
 
 __all__ = [
     "PATIENCE_SECONDS",
@@ -31,6 +40,7 @@ __all__ = [
     "ServerMessage",
     "SpeakOptions",
     "SpokenText",
+    "Times",
     "Utterance",
     "Words",
     "connect",

@@ -37,6 +37,7 @@ class SpeakOptions(TypedDict, total=False):
     segment: m.Segmentation | None
     lead_ms: int | None
     words: bool | None
+    trace: bool | None
     traceparent: str | None
 
 

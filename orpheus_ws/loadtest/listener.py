@@ -80,6 +80,7 @@ class Listener:
         self._factor: float | None = None
         self._flow = (0.0, 0.0)  # seconds of audio after the first chunk, and in how many they came
         self._queue_ms: float | None = None
+        self._trace: m.Times | None = None
         self._cancel_sent: float | None = None
         self._cancelled: float | None = None
 
@@ -99,9 +100,11 @@ class Listener:
             case m.Started():
                 self._queue_ms = message.queue_ms
             case m.Done():
+                self._trace = message.trace
                 self._check_done(message)
                 self._end("done", now)
             case m.Cancelled():
+                self._trace = message.trace
                 self._check_samples(message.sent_ms)
                 self._cancelled = now
                 self._end("cancelled", now)
@@ -180,6 +183,7 @@ class Listener:
             real_time_factor=self._factor,
             flowed_seconds=self._flow[0],
             flow_seconds=self._flow[1],
+            trace=self._trace,
             underruns=self._player.underruns,
             starved_ms=self._player.starved_seconds * 1000,
             longest_gap_ms=self._longest_gap * 1000,

@@ -1,4 +1,4 @@
-"""Pictures of a result, as SVG that stands inside a page.
+"""Pictures of a result: SVG that stands inside a page, and what is to be drawn on an axis of time.
 
 Rule: a picture is a function of figures and brings no colour, only classes that the page's style knows,
 so that light and dark are the reader's choice. Text is never smaller than 11 units of a picture that is
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from orpheus_ws.loadtest.turn import Gaps, Turn
@@ -20,9 +21,43 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 14, 42
 
 _ROWS: Final = 32
 """Streams in a timeline."""
-_ROW: Final = 13
-_TIMELINE_WIDTH: Final = 1240
-_TIMELINE_LEFT: Final = 36
+_SLOWEST: Final = 10
+
+
+class Span(msgspec.Struct, omit_defaults=True):
+    """A time in which something went on; `thin` is drawn lower."""
+
+    start: float = msgspec.field(name="from")
+    to: float
+    kind: str
+    title: str
+    thin: bool = False
+
+
+class Mark(msgspec.Struct):
+    """A moment."""
+
+    at: float
+    kind: str
+    title: str
+
+
+class Row(msgspec.Struct):
+    """One line of a timeline."""
+
+    name: str
+    spans: list[Span] = []
+    marks: list[Mark] = []
+
+
+class Picture(msgspec.Struct):
+    """What `data/page/timeline.js` draws; the page at a server's `/` has it drawn, too."""
+
+    title: str
+    unit: str
+    end: float
+    rows: list[Row]
+    height: int
 
 
 class _Scale(NamedTuple):
@@ -131,31 +166,25 @@ def gap_histogram(gaps: Gaps) -> str:
     return _svg(parts, "Histogram of the gaps between chunks")
 
 
-def timeline(turns: Sequence[Turn]) -> str:
+def timeline(turns: Sequence[Turn]) -> Picture:
     """A row for each stream: when it waited, when its listener heard speech, and what went wrong."""
     bad = {turn.stream for turn in turns if _trouble(turn)}
     others = sorted({turn.stream for turn in turns} - bad)
-    rows = sorted([*sorted(bad)[:_ROWS], *others[: max(0, _ROWS - len(bad))]])
-    if not rows:
-        return _empty("no turn began")
-    end = max(turn.heard for turn in turns)
-    x = _Scale(0, max(end, 0.001), _TIMELINE_LEFT, _TIMELINE_WIDTH - 10)
-    bottom = 8 + _ROW * len(rows)
-    parts = []
-    for tick in x.ticks():
-        parts.append(f'<path class="grid" d="M{x.at(tick)} 4V{bottom}"/>')
-        parts.append(_text(x.at(tick), bottom + 16, f"{tick:g} s", "mid"))
-    places = {stream: 8 + _ROW * row for row, stream in enumerate(rows)}
-    for stream, y in places.items():
-        parts.append(_text(_TIMELINE_LEFT - 8, y + 9, str(stream), "end"))
+    shown = sorted([*sorted(bad)[:_ROWS], *others[: max(0, _ROWS - len(bad))]])
+    rows = {stream: Row(name=str(stream)) for stream in shown}
     for turn in turns:
-        if turn.stream in places:
-            parts += _turn(turn, x, places[turn.stream])
-    title = f"What {len(rows)} streams did"
-    return _svg(parts, title, _TIMELINE_WIDTH, bottom + 24)
+        if turn.stream in rows:
+            _add_turn(rows[turn.stream], turn)
+    return Picture(
+        title=f"What {len(shown)} streams did",
+        unit="s",
+        end=max((turn.heard for turn in turns), default=0.0),
+        rows=list(rows.values()),
+        height=14,
+    )
 
 
-def _turn(turn: Turn, x: _Scale, y: float) -> Iterable[str]:
+def _add_turn(row: Row, turn: Turn) -> None:
     """A thin bar while it waits, a thick one while it is heard, a mark if something was wrong."""
     speech = turn.ended if turn.sounded is None else turn.sounded
     trouble = _trouble(turn)
@@ -163,15 +192,22 @@ def _turn(turn: Turn, x: _Scale, y: float) -> Iterable[str]:
     if turn.first_byte_ms is not None:
         title += f", first byte after {turn.first_byte_ms:.0f} ms"
     title += "".join(f", {what}" for what in trouble)
-    left, middle, right = x.at(turn.begun), x.at(speech), x.at(turn.heard)
-    style = "speech stopped" if turn.outcome == "cancelled" else "speech"
-    yield f"<g><title>{escape(title)}</title>"
-    yield f'<rect class="wait" x="{left}" y="{y + 3.5}" width="{max(middle - left, 0.6):.1f}" height="4"/>'
-    yield f'<rect class="{style}" x="{middle}" y="{y}" width="{max(right - middle, 0):.1f}" height="11" rx="1.5"/>'
+    kind = "stopped" if turn.outcome == "cancelled" else "speech"
+    row.spans.append(Span(start=turn.begun, to=speech, kind="wait", title=title, thin=True))
+    if turn.heard > speech:
+        row.spans.append(Span(start=speech, to=turn.heard, kind=kind, title=title))
     if trouble:
-        at = x.at(turn.ended)
-        yield f'<path class="trouble" d="M{at} {y - 1}l4 13h-8z"/>'
-    yield "</g>"
+        row.marks.append(Mark(at=turn.ended, kind="trouble", title=title))
+
+
+def slowest(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns at full load whose first byte came last and that the server has given its account of."""
+    told = [
+        turn
+        for turn in turns
+        if turn.full_load and turn.first_byte_ms is not None and turn.trace is not None
+    ]
+    return sorted(told, key=lambda turn: turn.first_byte_ms or 0.0, reverse=True)[:_SLOWEST]
 
 
 def _trouble(turn: Turn) -> list[str]:

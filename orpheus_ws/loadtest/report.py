@@ -1,13 +1,19 @@
 """A result as a page for people: one file that asks nobody for anything.
 
-Rule: everything is in the page, styles and pictures included, and it has no script. What comes from a
+Rule: everything is in the page, styles and pictures included. Its one script draws what is on an axis of
+time, with the same program as the page of a server does; the page lets no other run. What comes from a
 person or a server is escaped. Tables of others, such as what it costs, are handed in.
 """
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
+from importlib.resources import files
 from typing import Final, NamedTuple
+
+import msgspec
 
 from orpheus_ws.loadtest import plots
 from orpheus_ws.loadtest.pool import Result
@@ -35,18 +41,21 @@ def page(result: Result, tables: Sequence[Table] = ()) -> str:
         _verdict(result),
         _tiles(result),
         _plots(result),
+        _slowest(result),
         _timeline(result),
         '<section class="tables">',
         *(_table(table) for table in (*_tables(result), *tables)),
         "</section>",
     ]
+    style, script = ("".join(map(_source, names)) for names in (_STYLES, _PROGRAMS))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{title}</title><style>{_STYLE}</style></head>\n<body><main>\n"
+        f"<title>{title}</title><style>{style}</style></head>\n<body><main>\n"
         + "\n".join(body)
-        + "\n</main></body></html>\n"
+        + f'\n</main>{_pictures(result)}<script type="module">{script}</script></body></html>\n'
     )
 
 
@@ -148,8 +157,46 @@ def _timeline(result: Result) -> str:
         '<section class="card"><h2>Streams over time</h2>'
         "<p>Each row is a stream: a thin bar while it waits for speech, a thick one while its "
         "listener hears it, paler if the listener interrupts. A mark is an underrun or a fault.</p>"
-        f'<div class="wide">{plots.timeline(result.turns)}</div></section>'
+        '<div class="timeline" id="streams"></div></section>'
     )
+
+
+def _slowest(result: Result) -> str:
+    if not plots.slowest(result.turns):
+        return ""
+    return (
+        '<section class="card"><h2>Where the slowest first bytes were</h2>'
+        "<p>Of the turns that were not cut off. Each row is one, by its stream: what the server says of "
+        "it, and what is left of the time that its listener waited.</p>"
+        '<div class="timeline" id="slowest"></div></section>'
+    )
+
+
+# Drawn by a script ---------------------------------------------------------------------------------
+
+_STYLES: Final = ("report.css", "page/timeline.css")
+_PROGRAMS: Final = ("page/timeline.js", "page/stages.js", "report.js")
+
+
+def _source(name: str) -> str:
+    return (files("orpheus_ws") / "data" / name).read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    """Only this script, and nothing from anywhere."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def _pictures(result: Result) -> str:
+    """What the script is to draw, as JSON that cannot end the element that it stands in."""
+    slowest = [
+        {"name": f"{turn.stream}", "first": turn.first_byte_ms, "trace": turn.trace}
+        for turn in plots.slowest(result.turns)
+    ]
+    data = msgspec.json.encode({"streams": plots.timeline(result.turns), "slowest": slowest})
+    escaped = data.decode().replace("<", "\\u003c")
+    return f'<script type="application/json" id="pictures">{escaped}</script>'
 
 
 def _figure(title: str, caption: str, picture: str) -> str:
@@ -304,52 +351,3 @@ def _table(table: Table) -> str:
         f'<section class="card"><h2>{escape(table.title)}</h2>{note}'
         f'<div class="wide"><table>{top}<tbody>{body}</tbody></table></div></section>'
     )
-
-
-_STYLE: Final = """
-:root { --page: #f6f8fa; --card: #fff; --ink: #1f2328; --soft: #59636e; --line: #d1d9e0;
-  --a: #0969da; --b: #bc4c00; --good: #1a7f37; --good-page: #dafbe1; --bad: #cf222e; --bad-page: #ffebe9;
-  --pale: #9cc3f0; --wait: #d4a72c }
-@media (prefers-color-scheme: dark) { :root { --page: #0d1117; --card: #151b23; --ink: #e6edf3;
-  --soft: #9198a1; --line: #30363d; --a: #58a6ff; --b: #f0883e; --good: #3fb950; --good-page: #12261e;
-  --bad: #f85149; --bad-page: #25171c; --pale: #2b4c76; --wait: #bb8009 } }
-* { box-sizing: border-box }
-body { margin: 0; background: var(--page); color: var(--ink);
-  font: 15px/1.45 ui-sans-serif, system-ui, "Segoe UI", Roboto, sans-serif }
-main { max-width: 1320px; margin: 0 auto; padding: 20px 16px 48px }
-h1 { font-size: 26px; margin: 0 0 4px; line-height: 1.2 } h2 { font-size: 15px; margin: 0 0 8px }
-header p { margin: 0; color: var(--soft); overflow-wrap: anywhere }
-header .label { display: inline-block; margin-bottom: 8px; padding: 2px 10px; border-radius: 99px;
-  background: var(--b); color: var(--page); font-weight: 600 }
-.verdict { margin: 16px 0; padding: 12px 16px; border-radius: 8px; border-left: 5px solid }
-.verdict.good { background: var(--good-page); border-color: var(--good) }
-.verdict.bad { background: var(--bad-page); border-color: var(--bad) }
-.verdict p, .verdict ul { margin: 0; padding-left: 0; list-style: none }
-.verdict p + p, .verdict ul + p { margin-top: 6px; color: var(--soft) }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px }
-.tiles div, .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  padding: 12px 14px; margin: 0 }
-.tiles span, .tiles small { display: block; color: var(--soft); font-size: 13px }
-.tiles b { font-size: 26px; font-weight: 650; font-variant-numeric: tabular-nums }
-.plots { display: grid; gap: 12px; margin: 12px 0;
-  grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr)) }
-.tables { columns: 340px; column-gap: 12px; margin-top: 12px }
-.tables .card { break-inside: avoid; margin-bottom: 12px } .tables .card:first-child { column-span: all }
-.card > p, figcaption { margin: 0 0 8px; color: var(--soft); font-size: 13px } figcaption { margin: 6px 0 0 }
-.wide { overflow-x: auto } .wide svg { min-width: 1000px }
-svg { display: block; width: 100%; height: auto; overflow: visible }
-svg text { font-size: 12px; fill: var(--soft) } svg .end { text-anchor: end } svg .mid { text-anchor: middle }
-.grid { stroke: var(--line); stroke-width: 1 } .bar { fill: var(--a); fill-opacity: .75 }
-.dots { stroke: var(--a); stroke-opacity: .35; stroke-width: 5; stroke-linecap: round; fill: none }
-.line { fill: none; stroke-width: 2.2; stroke-linejoin: round } .line.a { stroke: var(--a) }
-.line.b { stroke: var(--b) } svg .name-a, svg .name-b, svg .bad { paint-order: stroke; stroke: var(--card); stroke-width: 4px;
-  stroke-linejoin: round } svg .name-a { fill: var(--a); font-weight: 600 }
-svg .name-b { fill: var(--b); font-weight: 600 }
-.objective { stroke: var(--bad); stroke-dasharray: 5 4; fill: none } svg .bad { fill: var(--bad) }
-.wait { fill: var(--wait) } .speech { fill: var(--a); fill-opacity: .8 } .stopped { fill: var(--pale) }
-.trouble { fill: var(--bad) }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px }
-th, td { padding: 5px 8px; border-top: 1px solid var(--line); text-align: right; white-space: nowrap }
-th:first-child { text-align: left; font-weight: 400; white-space: normal; min-width: 150px } thead th { color: var(--soft);
-  font-weight: 400; border-top: 0 }
-"""

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from orpheus_ws.messages import Times
+
 Outcome = Literal["done", "cancelled", "failed", "cut"]
 
 
@@ -57,6 +59,8 @@ class Turn(msgspec.Struct, kw_only=True):
     """Audio after the first chunk, until the same moment."""
     flow_seconds: float = 0.0
     """In how many seconds it came."""
+    trace: Times | None = None
+    """The server's own account of it."""
     underruns: int = 0
     starved_ms: float = 0.0
     longest_gap_ms: float = 0.0

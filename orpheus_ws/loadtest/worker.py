@@ -14,6 +14,7 @@ from itertools import count
 from multiprocessing.connection import Connection as Pipe
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import uvloop
 
 from orpheus_ws import messages as m
@@ -249,9 +250,9 @@ class Worker:
 
     async def _send_text(self, speaking: _Speaking, script: Script, begun: float) -> None:
         plan, context = self._plan, speaking.context
-        opening = m.Open(context=context, lead_ms=plan.lead_ms)
+        opening = m.Open(context=context, lead_ms=plan.lead_ms, trace=True)
         if plan.voice is not None:
-            opening = m.Open(context=context, lead_ms=plan.lead_ms, voice=plan.voice)
+            opening = msgspec.structs.replace(opening, voice=plan.voice)
         await speaking.connection.send(opening)
         for number, piece in enumerate(script.pieces):
             if plan.words_per_second is not None and number:

@@ -27,6 +27,7 @@ from orpheus_ws.server import auth, tls
 from orpheus_ws.server.door import BACKLOG
 from orpheus_ws.server.handshake import AdmittedConnection, Handshake
 from orpheus_ws.server.health import PROBE_SECONDS
+from orpheus_ws.server.page import Page
 from orpheus_ws.server.parts import open_parts
 from orpheus_ws.server.ports import Address, binding, serve_metrics, tls_arguments, try_ports
 from orpheus_ws.server.pulse import beating
@@ -103,7 +104,8 @@ async def _beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
     """Open the port; `stack` closes it and every socket."""
     config = server.config.server
-    handshake = Handshake(server.entrance, server.routes, server.engine.voices)
+    page = await asyncio.to_thread(Page, server.entrance) if config.page else None
+    handshake = Handshake(server.entrance, server.routes, server.engine.voices, page)
     with binding(config.host, config.port, "server.port"):
         listener = await serve(
             server.serve_socket,

@@ -26,6 +26,7 @@ from orpheus_ws.server.connection import Connection
 from orpheus_ws.server.door import Door, Guest
 from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
 from orpheus_ws.server.inflow import Inflow
+from orpheus_ws.server.page import Page
 from orpheus_ws.surfaces import Opening, Routes, Surface, Translator, our_refusal
 from orpheus_ws.surfaces.native import PATH
 from orpheus_ws.trace import clock
@@ -147,8 +148,11 @@ class AdmittedConnection(ServerConnection):
 class Handshake:
     """The callbacks of `websockets.serve`."""
 
-    def __init__(self, entrance: Entrance, routes: Routes, voices: tuple[str, ...]) -> None:
+    def __init__(
+        self, entrance: Entrance, routes: Routes, voices: tuple[str, ...], page: Page | None
+    ) -> None:
         self._entrance = entrance
+        self._page = page
         self._routes = routes
         self._voices = voices
 
@@ -165,6 +169,12 @@ class Handshake:
         if page is not None:
             status, body = page
             return _answer(connection, status, msgspec.json.encode(body) + b"\n")
+        if self._page is not None and "Upgrade" not in request.headers:
+            found_there = self._page.answer(path, request.headers)
+            if isinstance(found_there, Refusal):
+                return self._refuse(connection, found_there)
+            if found_there is not None:
+                return found_there
         found = self._routes.find(path)
         if found is None:
             advice = f"there is {PATH} here; docs/surfaces.md has the paths of other protocols"
@@ -222,7 +232,10 @@ class Handshake:
 
     def _explained(self, connection: ServerConnection, response: Response) -> Response | None:
         """A refusal of the library's (no upgrade, no subprotocol in common) as one of ours."""
-        if response.headers["Content-Type"] == JSON_TYPE:
+        if (
+            response.status_code == http.HTTPStatus.OK
+            or response.headers["Content-Type"] == JSON_TYPE
+        ):
             return None
         advice = "open a WebSocket here"
         if isinstance(connection, AdmittedConnection) and connection.surface is not None:
