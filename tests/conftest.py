@@ -32,7 +32,7 @@ def _no_blocking_calls() -> Iterator[None]:
     with blockbuster_ctx("orpheus_ws") as detector:
         for function in detector.functions.values():
             # Importing the parts that the configuration names, before the port is open.
-            function.can_block_in("orpheus_ws/config.py", {"load_part"})
+            function.can_block_in("orpheus_ws/named_parts.py", {"load_part"})
             function.can_block_in("orpheus_ws/wire/__init__.py", {"wires"})
             function.can_block_in("orpheus_ws/surfaces/__init__.py", {"_modules"})
         yield
