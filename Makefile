@@ -20,7 +20,7 @@ WORKERS ?= 2
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 SLOW := --timeout 1200
 
-.PHONY: demo test test-slow test-numpy1 gpu-check lint format docs clean
+.PHONY: demo test test-slow test-numpy1 gpu-check lint format docs site clean
 
 demo: $(VENV)/.voice
 	@$(BIN)/python -m orpheus_ws say --local --output hello.wav -- "$$TEXT"
@@ -47,6 +47,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/python -m docs.site site
 	$(BIN)/hadolint deploy/container/Dockerfile deploy/container/Dockerfile.cpu
 
 format: $(VENV)/.dev
@@ -58,8 +59,12 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m deploy.grafana.dashboard
 
+# The documentation as a site, in `site/`; a warning is an error.
+site: $(VENV)/.dev
+	$(BIN)/python -m docs.site site
+
 clean:
-	rm -rf $(VENV) $(VENV_NUMPY1) hello.wav gpu-check.json .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_NUMPY1) site hello.wav gpu-check.json .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.voice: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing the server with the embedded voice into $(VENV) …"

@@ -6,7 +6,6 @@ them for the build, with its links turned. Nothing is written but the site.
 """
 
 import argparse
-import os
 import re
 import shutil
 import subprocess
@@ -22,11 +21,15 @@ BESIDE: Final = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributin
 """Pages that lie in the root of the repository, and what they are called in the site."""
 KINDS: Final = (".md", ".svg", ".png", ".py", ".html", ".css")
 """What a page may show: other files of the folder stay out."""
-PROGRAMS: Final = ("generate.py", "capacity_tables.py", "site.py", "__init__.py")
+PROGRAMS: Final = ("generate.py", "capacity_tables.py", "cli_pages.py", "site.py", "__init__.py")
+
+
+EXAMPLE: Final = re.compile(r"^\[`docs/\S+`\]\((examples/\S+)\)$", re.MULTILINE)
+LANGUAGES: Final = {".py": "python", ".html": "html"}
 
 
 class NotBuilt(Exception):
-    """The builder found something wrong; what, it has said itself."""
+    """The builder found something wrong; the message is what it said."""
 
 
 def build(out: Path) -> None:
@@ -35,10 +38,9 @@ def build(out: Path) -> None:
         folder = Path(work)
         _stage(folder)
         command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
-        # It says in colours what it found, also to those who are no terminal.
-        environment = {**os.environ, "NO_COLOR": "1"}
-        if subprocess.run(command, cwd=folder, env=environment, check=False).returncode:
-            raise NotBuilt
+        built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if built.returncode:
+            raise NotBuilt(_plain(built.stdout + built.stderr))
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(folder / "site", out)
 
@@ -52,16 +54,34 @@ def _stage(folder: Path) -> None:
             target = pages / file.relative_to(DOCS)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)
+            if file.suffix == ".md":
+                target.write_text(_within(file.read_text(encoding="utf-8")), encoding="utf-8")
     for name, page in BESIDE.items():
         text = (ROOT / name).read_text(encoding="utf-8")
-        (pages / page).write_text(_from_the_root(text), encoding="utf-8")
+        (pages / page).write_text(text.replace("](docs/", "]("), encoding="utf-8")
     source.mkdir()
     (source / "orpheus_ws").symlink_to(ROOT / "orpheus_ws")
 
 
-def _from_the_root(text: str) -> str:
-    """A page of the root as one of this folder."""
-    return re.sub(r"\]\(docs/", "](", text)
+def _within(text: str) -> str:
+    """A page as it is in the site.
+
+    Links to pages beside the folder lead to where those are; a link to an example that is a paragraph
+    of its own is the example.
+    """
+    for name, page in BESIDE.items():
+        text = text.replace(f"](../{name}", f"]({page}")
+    return EXAMPLE.sub(lambda link: _code(link[1]), text)
+
+
+def _code(name: str) -> str:
+    content = (DOCS / name).read_text(encoding="utf-8")
+    return f"```{LANGUAGES[Path(name).suffix]}\n{content}```"
+
+
+def _plain(output: str) -> str:
+    """What the builder says, without its colours and without the traceback that it ends with."""
+    return re.sub(r"\x1b\[[\d;]*m", "", output.partition("Traceback (most recent call last)")[0])
 
 
 if __name__ == "__main__":
@@ -69,5 +89,5 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path, help="Where to; what is there is replaced.")
     try:
         build(parser.parse_args().folder)
-    except NotBuilt:
-        sys.exit("docs.site: the builder found something wrong, see above")
+    except NotBuilt as error:
+        sys.exit(f"docs.site: the pages are not as they should be\n{error}")

@@ -15,11 +15,18 @@ import click
 from orpheus_ws import config as configuration
 from orpheus_ws import logs
 from orpheus_ws.cli.exits import Exit, leave, report
-from orpheus_ws.cli.options import SHORTCUTS, configured, flags
+from orpheus_ws.cli.options import SHORTCUTS, configured, examples, flags
 from orpheus_ws.errors import OrpheusError
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "orpheus-ws serve",
+        "orpheus-ws serve --config server.toml --port 9000 --set limits.contexts=8",
+        "orpheus-ws serve --engine simulated --set codec.name=simulated",
+        "orpheus-ws serve --engine torch --model /models/orpheus --uncalibrated 4",
+    )
+)
 @configured(*SHORTCUTS)
 def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None) -> None:
     """Serve speech until SIGTERM or SIGINT, then let open utterances finish; a second one does not.
