@@ -60,7 +60,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m deploy.grafana.dashboard
 
 # The documentation as a site, in `site/`; a warning is an error.
-site: $(VENV)/.dev
+site: $(VENV)/.docs
 	$(BIN)/python -m docs.site site
 
 clean:
@@ -75,6 +75,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing what the tests need into $(VENV) …"
 	@$(BIN)/python $(INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.voice
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing what builds the pages into $(VENV) …"
+	@$(BIN)/python $(INSTALL) --editable '.[docs]'
+	@touch $@
 
 $(VENV)/.slow: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing what the slow tests need into $(VENV) …"

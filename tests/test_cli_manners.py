@@ -76,6 +76,13 @@ def test_every_option_is_explained(context: click.Context) -> None:
             assert parameter.help or parameter.show_default, parameter.name
 
 
+def test_the_list_of_commands_is_whole() -> None:
+    """On a terminal of 80 columns no command's line ends in dots."""
+    for group in (cli.cli, cli.cli.commands["bench"]):
+        shown = CliRunner().invoke(group, ["--help"], terminal_width=80).output
+        assert "..." not in shown.replace("[ARGS]...", "")
+
+
 @pytest.mark.parametrize("group", PROGRAMS.values(), ids=PROGRAMS)
 def test_the_examples_of_a_group_are_of_its_commands(group: click.Group) -> None:
     """What `--help` of the whole program shows can be typed."""

@@ -30,7 +30,8 @@ from orpheus_ws.server import admission
 from orpheus_ws.server.auth import identify
 from orpheus_ws.server.websocket import CLOSE_SECONDS
 from orpheus_ws.synthesis import STALL_SECONDS
-from orpheus_ws.tokens import TAGS
+from orpheus_ws.text import MAX_SEGMENT_SECONDS
+from orpheus_ws.tokens import SAMPLE_RATE, SAMPLES_PER_FRAME, TAGS
 from tests import harness
 
 ROOT = Path(__file__).parents[1]
@@ -158,6 +159,15 @@ def test_numbers_in_the_text() -> None:
     assert f"pings every {config.ServerConfig().ping_seconds:g} s" in PROTOCOL
     assert f"read for {config.ServerConfig().write_seconds:g} s" in PROTOCOL
     assert " ".join(f"<{tag}>" for tag in TAGS) in PROTOCOL
+
+
+def test_numbers_of_the_concepts() -> None:
+    """What the page of concepts says of a segment, a frame and a lead is so."""
+    text = " ".join((ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").split())
+    assert f"at most {MAX_SEGMENT_SECONDS:g} s of speech" in text
+    milliseconds = 1000 * SAMPLES_PER_FRAME / SAMPLE_RATE
+    assert f"is {SAMPLES_PER_FRAME} samples: {milliseconds:.0f} ms of sound" in text
+    assert f"`lead_ms` ({m.Settings(voice='x').lead_ms} unless" in text
 
 
 def test_exit_codes() -> None:

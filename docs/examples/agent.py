@@ -34,7 +34,7 @@ async def converse(
 
 
 async def main(url: str = "ws://127.0.0.1:8765/v1/tts") -> None:
-    """A user who asks, interrupts the answer after a second, and leaves."""
+    """A user who asks, interrupts the answer after a second, and leaves two seconds later."""
     heard: asyncio.Queue[str] = asyncio.Queue()
     heard.put_nowait("How is the weather?")
     played = 0
@@ -42,9 +42,9 @@ async def main(url: str = "ws://127.0.0.1:8765/v1/tts") -> None:
     async def play(pcm: bytes) -> None:
         nonlocal played
         before, played = played, played + len(pcm)
-        if before < 48_000 <= played:
-            heard.put_nowait("Stop.")
-            heard.put_nowait("")
+        for second, words in ((1, "Never mind."), (3, "")):
+            if before < second * 48_000 <= played:
+                heard.put_nowait(words)
 
     for text in await converse(url, heard, play):
         print("not heard:", text)

@@ -16,7 +16,11 @@ MAX_TTL_SECONDS: Final = 86_400
 """A day. It cannot be taken back but by changing the key, so a page fetches a new one instead."""
 
 
-@click.command("token", epilog=examples("orpheus-ws token web --ttl 60 --config server.toml"))
+@click.command(
+    "token",
+    short_help="Print a token for a browser.",
+    epilog=examples("orpheus-ws token web --ttl 60 --config server.toml"),
+)
 @click.argument("name")
 @click.option(
     "--ttl",

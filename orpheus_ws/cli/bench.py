@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from orpheus_ws.bench.gpu_check import Report
 
 
-@click.group(epilog=examples("orpheus-ws bench gateway", "orpheus-ws bench codec --json"))
+@click.group(
+    short_help="Measure parts of the program.",
+    epilog=examples("orpheus-ws bench gateway", "orpheus-ws bench codec --json"),
+)
 def bench() -> None:
     """Measure parts of the program on this machine, each against a baseline in the same run."""
 
@@ -40,7 +43,8 @@ def _needing(extra: str) -> Iterator[None]:
 
 
 @bench.command(
-    epilog=examples("orpheus-ws bench gateway --streams 100 --seconds 10 --lead-ms 1000")
+    short_help="What the gateway costs for each frame.",
+    epilog=examples("orpheus-ws bench gateway --streams 100 --seconds 10 --lead-ms 1000"),
 )
 @click.option("--streams", default=300, show_default=True, type=click.IntRange(1, 10_000))
 @click.option(
@@ -99,7 +103,10 @@ def gateway(streams: int, seconds: float, lead_ms: int, *, as_json: bool) -> Non
             )
 
 
-@bench.command(epilog=examples("orpheus-ws bench codec --streams 1 --streams 16 --threads 2"))
+@bench.command(
+    short_help="What decoding costs on this CPU.",
+    epilog=examples("orpheus-ws bench codec --streams 1 --streams 16 --threads 2"),
+)
 @click.option(
     "--streams",
     multiple=True,
@@ -144,7 +151,10 @@ def _codec_table(result: "codec_bench.Result") -> str:
     return "\n".join(lines)
 
 
-@bench.command(epilog=examples("orpheus-ws bench codec-queue --step-ms 4 --plot queue.svg"))
+@bench.command(
+    short_help="Simulate the codec's queue.",
+    epilog=examples("orpheus-ws bench codec-queue --step-ms 4 --plot queue.svg"),
+)
 @click.option("--step-ms", default=2.0, show_default=True, type=click.FloatRange(0.001, 1000))
 @click.option("--stream-ms", default=0.02, show_default=True, type=click.FloatRange(0, 1000))
 @click.option("--arrivals", default=200_000, show_default=True, type=click.IntRange(1, 10_000_000))
@@ -184,7 +194,10 @@ def _queue_table(result: "QueueResult") -> str:
     return "\n".join(lines)
 
 
-@bench.command(epilog=examples("orpheus-ws bench gpu-check --out gpu-check.json"))
+@bench.command(
+    short_help="Check and time the codec on a GPU.",
+    epilog=examples("orpheus-ws bench gpu-check --out gpu-check.json"),
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="JSON file to write.")
 @as_json_option
 def gpu_check(out: Path | None, *, as_json: bool) -> None:

@@ -28,10 +28,11 @@ CONFIRM_SECONDS: Final = 600.0
 
 
 @click.command(
+    short_help="Find out how many streams this machine serves.",
     epilog=examples(
         "orpheus-ws calibrate --engine trtllm --model /models/orpheus --out calibration.json",
         "orpheus-ws calibrate --set engine.manifest=manifest.json --objective-ms 300 --max 16",
-    )
+    ),
 )
 @configured("engine", "model")
 @click.option(

@@ -8,11 +8,12 @@ from orpheus_ws.cli.options import examples
 
 
 @click.command(
+    short_help="Print the completion script of a shell.",
     epilog=examples(
         'eval "$(orpheus-ws completion bash)"',
         "orpheus-ws completion zsh > ~/.zfunc/_orpheus-ws",
         "orpheus-ws completion fish > ~/.config/fish/completions/orpheus-ws.fish",
-    )
+    ),
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context

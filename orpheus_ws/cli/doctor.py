@@ -25,11 +25,12 @@ NARROWEST: Final = 60
 
 
 @click.command(
+    short_help="Say whether serve can start, and serve well.",
     epilog=examples(
         "orpheus-ws doctor",
         "orpheus-ws doctor --config server.toml",
         "orpheus-ws doctor --engine trtllm --model /models/orpheus --json",
-    )
+    ),
 )
 @configured(*SHORTCUTS)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

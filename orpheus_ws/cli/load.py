@@ -25,11 +25,12 @@ OPEN_LOOP_SOCKETS: Final = 1000
 
 
 @click.command(
+    short_help="Put a load on a server, and hear it.",
     epilog=examples(
         "orpheus-ws load ws://127.0.0.1:8765/v1/tts",
         "orpheus-ws load ws://127.0.0.1:8765/v1/tts --streams 50 --seconds 120 --report load.html",
         "orpheus-ws load wss://speech.example.com/v1/tts --rate 2 --objective-ms 300 --json",
-    )
+    ),
 )
 @click.argument("url")
 @click.option("--streams", type=click.IntRange(1, 10_000), help="Sockets that speak.  [10]")

@@ -25,7 +25,7 @@ from orpheus_ws.cli.options import examples
 from orpheus_ws.cli.progress import advancing
 from orpheus_ws.client import Backoff, connect
 from orpheus_ws.client.connection import check_url
-from orpheus_ws.errors import ClientError, Refused, StartupError
+from orpheus_ws.errors import ClientError, Refused, StartupError, Unreachable
 from orpheus_ws.settings import ENVIRONMENT_PREFIX
 from orpheus_ws.tokens import SAMPLE_RATE
 
@@ -55,12 +55,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command(
+    short_help="Speak a text into a file, or aloud.",
     epilog=examples(
         'orpheus-ws say "Hello there." -o hello.wav',
         'orpheus-ws say --local "No server is needed." -o hello.wav',
         "orpheus-ws say --url wss://speech.example.com/v1/tts --voice leo < letter.txt",
         'orpheus-ws say -o - "Into another program." | ffplay -autoexit -nodisp -',
-    )
+    ),
 )
 @click.argument("text", nargs=-1)
 @click.option("-o", "--output", help="WAV file to write, or - for standard output.")
@@ -158,6 +159,9 @@ async def _say(
 
 def _waiting(error: ClientError, seconds: float) -> None:
     """A full server may have room in a moment; one that is not there is a mistake to be told now."""
+    if isinstance(error, Unreachable):
+        advice = "Start one with `orpheus-ws serve`, or use --local"
+        raise Unreachable(f"{error} {advice}") from error
     if not isinstance(error, Refused):
         raise error
     click.echo(f"waiting {seconds:.1f} s: {error}", err=True)

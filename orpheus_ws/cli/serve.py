@@ -20,12 +20,13 @@ from orpheus_ws.errors import OrpheusError
 
 
 @click.command(
+    short_help="Serve speech until told to stop.",
     epilog=examples(
         "orpheus-ws serve",
         "orpheus-ws serve --config server.toml --port 9000 --set limits.contexts=8",
         "orpheus-ws serve --engine simulated --set codec.name=simulated",
         "orpheus-ws serve --engine torch --model /models/orpheus --uncalibrated 4",
-    )
+    ),
 )
 @configured(*SHORTCUTS)
 def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None) -> None:
