@@ -48,7 +48,7 @@ async def test_a_long_text_is_as_clear_at_its_end() -> None:
 
     That is because no segment is longer than 30 s, however long the text.
     """
-    times = 5
+    times = 6
     text = "\n\n".join(" ".join(SENTENCES) for _ in range(times))
     settings = ("engine.name=pocket", "codec.name=streaming", "engine.capacity=4")
     async with harness.server(*settings) as started:
