@@ -17,7 +17,11 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 DOCS: Final = ROOT / "docs"
 CONFIGURATION: Final = ROOT / "zensical.toml"
-BESIDE: Final = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+BESIDE: Final = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "reporting.md",
+}
 """Pages that lie in the root of the repository, and what they are called in the site."""
 KINDS: Final = (".md", ".svg", ".png", ".py", ".html", ".css")
 """What a page may show: other files of the folder stay out."""
@@ -57,8 +61,10 @@ def _stage(folder: Path) -> None:
             if file.suffix == ".md":
                 target.write_text(_within(file.read_text(encoding="utf-8")), encoding="utf-8")
     for name, page in BESIDE.items():
-        text = (ROOT / name).read_text(encoding="utf-8")
-        (pages / page).write_text(text.replace("](docs/", "]("), encoding="utf-8")
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        for other, lies in BESIDE.items():
+            text = text.replace(f"]({other}", f"]({lies}")
+        (pages / page).write_text(text, encoding="utf-8")
     source.mkdir()
     (source / "orpheus_ws").symlink_to(ROOT / "orpheus_ws")
 

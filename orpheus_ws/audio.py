@@ -164,7 +164,9 @@ class Portion(NamedTuple):
 
 
 MOST_FRAMES: Final = 8
-"""Of one portion, so of one message: 0.68 s."""
+"""Of one portion, so of one message."""
+LARGEST_PORTION: Final = MOST_FRAMES * FRAME_SECONDS
+"""0.68 s."""
 
 
 def portion(in_hand: float, lead: float, group_lead: float) -> Portion:
@@ -209,6 +211,10 @@ class Player:
                 self.starved_seconds += now - self._dry_at
             self._dry_at = now
         self._dry_at += seconds
+
+    def excuse(self, now: float) -> None:
+        """If it starves by now, that was the listener's own doing; it begins anew."""
+        self._dry_at = max(self._dry_at, now + self._prebuffer)
 
     def in_hand(self, now: float) -> float:
         """Seconds of audio received and not yet played."""

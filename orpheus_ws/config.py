@@ -75,6 +75,12 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     http_port: Port | None = None
     """Port of requests over HTTP, such as OpenAI's; 0 takes a free one. Unset: there are none. It
     needs the extra `http`."""
+    tls_certificate: str = ""
+    """File with the certificate of this server and those between it and its authority, in PEM. With it
+    `server.port` and `server.http_port` speak TLS, 1.2 at least, and nothing else."""
+    tls_key: str = ""
+    """File with the certificate's private key, in PEM and without a passphrase. Both files are read
+    again when they change, and on SIGHUP."""
     metrics_host: str = "127.0.0.1"
     """Address or name that serves `/metrics`."""
     metrics_port: Port = 9464
@@ -102,12 +108,28 @@ class AuthConfig(Section, frozen=True, kw_only=True):
     """Who may connect. Without keys, only a loopback address may be listened on."""
 
     keys: dict[str, Annotated[str, Meta(min_length=1)]] = field(default_factory=dict)
-    """The secret of each name. Names may be logged, secrets never are."""
+    """The key of each name, or `sha256:` and the hash of it, as `orpheus-ws key new` prints it. Names
+    may be logged, keys never are."""
+    file: str = ""
+    """TOML file with a table for each name: `keys`, a list, and the limits below where others are to
+    hold. It is read again when it changes, and on SIGHUP."""
+    sockets: Positive | None = None
+    """Sockets, and requests that are being answered, of one name at once. Unset: no limit but the
+    server's, as for the two below. Without keys everybody has one name."""
+    contexts: Positive | None = None
+    """Utterances open at once on all sockets of one name."""
+    text_per_minute: Positive | None = None
+    """Characters of text of one name in a minute; so many at once after a minute without."""
     anonymous: bool = False
     """Let anybody in, on any address."""
     origins: tuple[str, ...] = ()
     """The only values that a browser's Origin may have, such as `https://app.example`. Empty: any
-    page that knows a key, and without keys a page of the same host."""
+    page that knows a key, and without keys a page of the same host, which must be a loopback address
+    unless `auth.anonymous`."""
+
+    def __repr__(self) -> str:
+        """Nothing of the keys."""
+        return "AuthConfig(...)"
 
 
 class LimitsConfig(Section, frozen=True, kw_only=True):

@@ -106,23 +106,27 @@ class UnsupportedFormat(PeerError):
 
 
 class TextTooLong(PeerError):
-    """More unspoken text than `limits.text_chars`."""
+    """More unspoken text than `limits.text_chars`, or more than the tenant may ever send at once."""
 
     code = "text_too_long"
 
 
 class ContextLimit(PeerError):
-    """More open contexts than `limits.contexts`."""
+    """More open contexts than `limits.contexts`, or than the tenant may have."""
 
     code = "context_limit"
     retryable = True
 
 
 class RateLimited(PeerError):
-    """More of something than may wait at once."""
+    """More of something than may wait at once, or more text than the tenant may send in a minute."""
 
     code = "rate_limited"
     retryable = True
+
+    def __init__(self, message: str, *, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
 
 
 class SlowConsumer(PeerError):
@@ -199,7 +203,7 @@ class Refused(ClientError):
     """The server refused the handshake.
 
     `status` is the HTTP status; `reason` the server's word for why (`full`, `draining`, `dead`,
-    `auth`, `origin`, `path`, `handshake`), None if something else answered; `retry_after` the
+    `auth`, `origin`, `path`, `handshake`, `key_limit`), None if something else answered; `retry_after` the
     seconds it asked to wait, if it named any. What has to do with the moment (408, 429 and 5xx) is
     `retryable`; a wrong key, origin or path is not.
     """
@@ -233,9 +237,12 @@ class Disconnected(ClientError):
 
 
 class UtteranceFailed(ClientError):
-    """The server ended the utterance with `error`; `code` and `retryable` are the server's."""
+    """The server ended the utterance with `error`; `code`, `retryable` and the wait are the server's."""
 
-    def __init__(self, message: str, *, code: str, retryable: bool) -> None:
+    def __init__(
+        self, message: str, *, code: str, retryable: bool, retry_after_ms: int | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.retryable = retryable
+        self.retry_after_ms = retry_after_ms

@@ -6,12 +6,15 @@ whoever logs one, and however, only its type and place are written.
 
 import logging
 import sys
+import threading
 import traceback
 from types import TracebackType
 from typing import Any
 
 import msgspec
 from pythonjsonlogger.json import JsonFormatter
+
+_log = logging.getLogger("orpheus_ws")
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -48,11 +51,31 @@ class Formatter(JsonFormatter):
 
 def configure(level: str) -> None:
     """Send all logs of the process, from `level` on, through `Formatter`."""
+    _say_uncaught()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Formatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # At its lower levels the library logs whole frames, and refused handshakes as errors.
     logging.getLogger("websockets").setLevel(logging.CRITICAL)
+
+
+def _say_uncaught() -> None:
+    """What Python itself would print of exceptions, their text among it, goes the same way."""
+
+    def uncaught(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        _log.critical("uncaught", exc_info=(kind, error, trace))
+
+    def in_thread(told: threading.ExceptHookArgs) -> None:
+        if told.exc_value is not None:
+            uncaught(told.exc_type, told.exc_value, told.exc_traceback)
+
+    def unraisable(told: "sys.UnraisableHookArgs") -> None:
+        if told.exc_value is not None:
+            uncaught(told.exc_type, told.exc_value, told.exc_traceback)
+
+    sys.excepthook, threading.excepthook, sys.unraisablehook = uncaught, in_thread, unraisable
 
 
 def _shown(value: object) -> object:

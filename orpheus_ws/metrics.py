@@ -32,7 +32,11 @@ WAITING_SECONDS: Final = 1.0
 _LIVE_STATES: Final = ("open", "queued", "speaking", "starved")
 """Names of `context.State`, which this module is below."""
 _OUTCOMES: Final = ("done", "cancelled", "failed", "disconnected")
-_REFUSALS: Final = ("full", "draining", "dead", "auth", "origin", "path", "request", "handshake")
+_REFUSALS: Final = (
+    "full", "draining", "dead", "auth", "origin", "path", "request", "handshake", "key_limit",
+)  # fmt: skip
+_LIMITS: Final = ("sockets", "contexts", "text")
+_RELOADED: Final = ("keys", "certificate")
 _CLOSES: Final = ("1000", "1001", "1006", "1008", "1009", "1011", "1012")
 """Label values that are there from the start, at 0. The first increase of a counter that appears
 with it is none to Prometheus, and an alert would miss it."""
@@ -120,6 +124,10 @@ class Metrics:
                 made.labels(*values)
         return made
 
+    def _counter_of(self, name: str, text: str, *labels: str) -> Counter:
+        """One whose labels' values are known later."""
+        return Counter(f"orpheus_{name}", text, labelnames=labels, registry=self.registry)
+
     def _speech(self) -> None:
         """Counters of what is generated and heard."""
 
@@ -132,7 +140,7 @@ class Metrics:
         self.audio_seconds = tally("audio_seconds", "Seconds of audio sent")
         self.orphaned_seconds = self._counter(
             "orphaned_audio_seconds",
-            "Seconds of audio generated and never heard: cancelled or disconnected",
+            "Seconds of audio generated and never heard or read: cancelled or disconnected",
         )
         self.underruns = self._counter("underruns", "Starvations of the virtual player")
         self.underrun_seconds = self._counter(
@@ -159,6 +167,19 @@ class Metrics:
             "socket_closes",
             "Sockets closed, by the code of who closed first; 1006 was lost",
             code=_CLOSES,
+        )
+        # Names of keys are the operator's own; what a client calls itself is never a label.
+        self.key_limited = self._counter_of(
+            "key_limited", f"Refused for a limit of the key: {', '.join(_LIMITS)}", "key", "limit"
+        )
+        self.key_characters = self._counter_of(
+            "key_characters", "Characters of text taken with the key", "key"
+        )
+        self.reloads = self._counter(
+            "reloads",
+            f"Files read again while serving: {', '.join(_RELOADED)}",
+            what=_RELOADED,
+            outcome=("done", "failed"),
         )
 
     def _gauges(self) -> None:
@@ -201,6 +222,13 @@ class Metrics:
         """Say how many streams there are, and how that is known."""
         self.capacity.set(streams)
         self._capacity_source.labels(source).set(1)
+
+    def show_keys(self, names: Iterable[str]) -> None:
+        """Have the counters of these keys show, at 0 unless they do already."""
+        for name in names:
+            self.key_characters.labels(name)
+            for limit in _LIMITS:
+                self.key_limited.labels(name, limit)
 
     def watch_turns(self, taken: Callable[[], float], waiting: Callable[[], float]) -> None:
         """Expose who has a slot and who waits for one."""

@@ -8,7 +8,7 @@ the order they were opened. A cancelled context has its terminal message at once
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from orpheus_ws import messages as m
 from orpheus_ws.context import Context, Event, FlushMark, Moved, State
@@ -57,6 +57,35 @@ class Goodbye(NamedTuple):
 Action = Speak | AwaitTurn | Say | Wait | Goodbye
 
 
+class Allowance(Protocol):
+    """What the socket shares with others of its kind."""
+
+    def open(self) -> None:
+        """Count one more open context. Raises `ContextLimit` when there may be none."""
+        ...
+
+    def close(self) -> None:
+        """One of those has ended."""
+        ...
+
+    def take(self, chars: int, now: float) -> None:
+        """Count so many characters of text. Raises `RateLimited`, or `TextTooLong` if it is for good."""
+        ...
+
+
+class _Unlimited:
+    """For a socket that shares nothing."""
+
+    def open(self) -> None:
+        """See `Allowance`."""
+
+    def close(self) -> None:
+        """See `Allowance`."""
+
+    def take(self, chars: int, now: float) -> None:
+        """See `Allowance`."""
+
+
 def _unheard(_context: Context, _old: State | None, _new: State) -> None:
     """Nobody wants to know."""
 
@@ -67,7 +96,10 @@ def _anybody(_context: Context) -> bool:
 
 
 class Session:
-    """The contexts of one socket. `new_seed` draws a seed for a context that names none."""
+    """The contexts of one socket. `new_seed` draws a seed for a context that names none.
+
+    `allowance` is asked for every context and every text.
+    """
 
     def __init__(
         self,
@@ -77,12 +109,14 @@ class Session:
         context_idle_seconds: float,
         new_seed: Callable[[], int],
         moved: Moved = _unheard,
+        allowance: Allowance | None = None,
     ) -> None:
         self._voices = voices
         self._limits = limits
         self._context_idle_seconds = context_idle_seconds
         self._new_seed = new_seed
         self._moved = moved
+        self._allowance = allowance or _Unlimited()
         self._defaults = m.Settings(voice=voices[0])
         self._live: OrderedDict[str, Context] = OrderedDict()
         self._ended: OrderedDict[str, bool] = OrderedDict()  # id → already warned
@@ -161,6 +195,7 @@ class Session:
                     f"at most {self._limits.contexts} contexts at once; end or cancel one first"
                 )
             settings = self._checked(settings)
+            self._allowance.open()
         except OrpheusError as error:
             self._remember(context_id)
             return error_message(error, context=context_id)
@@ -192,6 +227,10 @@ class Session:
         if context.unspoken_chars + len(message.text) > self._limits.text_chars:
             limit = f"at most {self._limits.text_chars} characters may wait to be spoken"
             return [self.fail(context, TextTooLong(f"{limit}; send text as it is spoken"))]
+        try:
+            self._allowance.take(len(message.text), now)
+        except OrpheusError as error:
+            return [self.fail(context, error)]
         context.feed(message.text, now)
         return context.tag_warning()
 
@@ -293,6 +332,7 @@ class Session:
     def _finish(self, context: Context, event: Event) -> None:
         context.move(event)
         del self._live[context.id]
+        self._allowance.close()
         self._remember(context.id, warned=context.warned_of(_CLOSED_CODE))
 
     def _remember(self, context_id: str, *, warned: bool = False) -> None:

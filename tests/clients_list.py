@@ -220,6 +220,8 @@ def _cells(client: Client, found: Findings) -> tuple[str, ...]:
     }[found["barge_in"]]
     if not found["after_barge_in"]:
         barge_in += ", next turn disturbed"
+    elif not found["barge_in_stops"]:
+        barge_in += ", speech goes on"
     elif found["one_socket_after_barge_in"] and not client.over_http:
         barge_in += ", same socket"
     silence = "spoken" if found["after_silence"] else "lost"

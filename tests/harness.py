@@ -6,6 +6,7 @@ Rule: real sockets on 127.0.0.1, no client SDK, so that what is tested is what i
 import asyncio
 import contextlib
 import socket
+import ssl
 import urllib.parse
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
@@ -92,11 +93,16 @@ async def peer(
     *,
     headers: dict[str, str] | None = None,
     receive_buffer: int = 0,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Peer]:
-    """Connect and skip the greeting. `receive_buffer` bytes are unread at most, or the default."""
+    """Connect and skip the greeting. `receive_buffer` bytes are unread at most, or the default.
+
+    `tls` is for a `wss://` address.
+    """
     async with connect(
         url,
         sock=await _tcp(url, receive_buffer),
+        ssl=tls,
         subprotocols=[Subprotocol(subprotocol)],
         compression=None,
         additional_headers=headers,

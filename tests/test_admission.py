@@ -12,8 +12,9 @@ ABANDONED = 60.0
 class Socket:
     """A holder whose silence is set by the test."""
 
-    def __init__(self, silent_since: float | None = None) -> None:
+    def __init__(self, silent_since: float | None = None, tenant: str = "alice") -> None:
         self.silent_since = silent_since
+        self.tenant = tenant
         self.evictions = 0
 
     def evict(self) -> None:
@@ -55,6 +56,22 @@ def test_nobody_is_evicted_without_need() -> None:
     admission.draining = True
     assert not admission.reserve(Socket(), 1000.0)
     assert silent.evictions == 0
+
+
+def test_room_of_a_tenant_s_own() -> None:
+    """Who has all he may have makes room by his own abandoned socket, and never by another's."""
+    silent, speaking, others = Socket(50.0), Socket(None), Socket(0.0, tenant="bob")
+    admission = full(silent, speaking, others)
+    admission.capacity = 9
+    assert admission.has_room_for("alice", None, 60.0)
+    assert admission.has_room_for("alice", 3, 60.0)
+    assert not admission.has_room_for("alice", 2, 60.0)
+    assert admission.has_room_for("bob", 2, 60.0)
+    assert (silent.evictions, others.evictions) == (0, 0)
+    assert admission.has_room_for("alice", 2, 50.0 + ABANDONED)
+    assert (silent.evictions, speaking.evictions, others.evictions) == (1, 0, 0)
+    assert admission.has_room_for("alice", 2, 50.0 + ABANDONED)
+    assert admission.active == 2
 
 
 def test_an_evicted_socket_has_nothing_to_give_back() -> None:

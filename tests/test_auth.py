@@ -14,12 +14,20 @@ from websockets.datastructures import Headers
 from orpheus_ws.access_tokens import make_token
 from orpheus_ws.config import AuthConfig, load
 from orpheus_ws.errors import StartupError
-from orpheus_ws.server.auth import ANONYMOUS, allows_origin, check_exposure, identify
+from orpheus_ws.keys import ANONYMOUS, read_keys
+from orpheus_ws.server import auth as door
+from orpheus_ws.server.auth import allows_origin, check_exposure
 
 PATH = "/v1/tts"
 NOW = 1_800_000_000.0
 KEYS = AuthConfig(keys={"mobile": "s3cret-of-mobile", "web": "s3cret-of-web"})
 TOKEN = make_token("mobile", "s3cret-of-mobile", expires=int(NOW) + 60)
+
+
+def identify(auth: AuthConfig, headers: Headers, path: str, now: float) -> str | None:
+    """Whose key a request carries."""
+    key = door.identify(read_keys(auth), headers, path, now)
+    return None if key is None else key.tenant
 
 
 def by_header(name: str, value: str, auth: AuthConfig = KEYS) -> str | None:
@@ -299,11 +307,55 @@ def test_anonymous_does_not_open_what_has_keys() -> None:
         (["http://app", "http://app"], True),
     ],
 )
-@pytest.mark.parametrize("listed", [("http://app",), ()])
-def test_origins(listed: tuple[str, ...], sent: list[str], allowed: bool) -> None:
+@pytest.mark.parametrize(
+    "access", [AuthConfig(origins=("http://app",)), AuthConfig(anonymous=True)]
+)
+def test_origins(access: AuthConfig, sent: list[str], allowed: bool) -> None:
     """Every one of them must be listed, or be the host's own if there is no list and no key."""
     headers = Headers([("Host", "app"), *(("Origin", origin) for origin in sent)])
-    assert allows_origin(AuthConfig(origins=listed), headers) is allowed
+    assert allows_origin(access, headers) is allowed
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("localhost", True),
+        ("localhost:8765", True),
+        ("127.0.0.1:8765", True),
+        ("127.9.9.9", True),
+        ("[::1]:8765", True),
+        ("[::1]", True),
+        ("evil.example:8765", False),
+        ("localhost.evil.example:8765", False),
+        ("127.0.0.1.evil.example", False),
+        ("10.0.0.1:8765", False),
+        ("", False),
+        (":8765", False),
+    ],
+)
+def test_a_name_of_a_strangers(host: str, allowed: bool) -> None:
+    """A page whose own name leads to this machine, by DNS that its owner changes, is a stranger's.
+
+    Its browser says the same name as origin and as host. Only with keys, or where anybody may come
+    in, does that not matter.
+    """
+    headers = Headers([("Host", host), ("Origin", f"http://{host}")])
+    assert allows_origin(AuthConfig(), headers) is allowed
+    assert allows_origin(AuthConfig(anonymous=True), headers)
+    assert allows_origin(KEYS, headers)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["null", "", "https://app.example.evil", "https://app.example:444", "http://app.example",
+     "https://APP.example", "https://app.example/", "https://app.example, https://app.example", "*"],
+)  # fmt: skip
+def test_what_is_not_listed(origin: str) -> None:
+    """An origin is compared letter by letter, as browsers write it; nothing else is on the list."""
+    access = AuthConfig(origins=("https://app.example",), keys=KEYS.keys)
+    assert not allows_origin(access, Headers([("Origin", origin)]))
+    assert allows_origin(access, Headers([("Origin", "https://app.example")]))
+    assert allows_origin(access, Headers())
 
 
 def test_two_hosts() -> None:

@@ -17,13 +17,17 @@ from orpheus_ws import manifest as manifests
 from orpheus_ws.calibration import probe, record
 from orpheus_ws.calibration.record import Report, find_target
 from orpheus_ws.calibration.run import START, first_guess
+from orpheus_ws.calibration.server import serving as started
 from orpheus_ws.capacity import Capacity, find_measured, settle
+from orpheus_ws.client import connect_sync
 from orpheus_ws.config import EngineConfig
 from orpheus_ws.errors import StartupError
 from orpheus_ws.hardware import Hardware, find_hardware
+from orpheus_ws.keys import new_key
 from orpheus_ws.loadtest import Figures, Harness, Live, Progress, Result, Spread
 from orpheus_ws.loadtest.tally import Tally
 from orpheus_ws.planning.profiles import find_gpu
+from tests.certificates import Authority
 from tests.manifests import blank, measured
 from tests.test_cli import SIMULATED, command, run, serving
 
@@ -261,6 +265,26 @@ def test_what_is_confirmed_is_served(tmp_path: Path) -> None:
     assert (warned["streams"], warned["source"]) == (1, "simulated")
     examined = run("doctor", "--set", "engine.name=simulated", *settings)
     assert "1 streams (simulated)" in examined.stdout
+
+
+def test_a_configuration_with_keys_limits_and_tls(tmp_path: Path) -> None:
+    """The server that is measured lets in the run's own key, whatever the configuration asks of others."""
+    authority = Authority(tmp_path)
+    authority.issue()
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[a]\nkeys = ["x"]\nsockets = 1\n')
+    hashed = f"auth.keys.b=sha256:{'0' * 64}"
+    given = (f"auth.file={keys}", hashed, "auth.sockets=1", *authority.settings)
+    arguments = ["--engine", "simulated", "--set", "codec.name=simulated"]
+    arguments += [part for setting in given for part in ("--set", setting)]
+    key, _ = new_key()
+    with (
+        started(arguments, 2, key) as measured,
+        connect_sync(measured.url, api_key=key) as one,
+        connect_sync(measured.url, api_key=key) as other,
+    ):
+        assert one.speak("Hello.").read()
+        assert other.speak("Hello.").read()
 
 
 def test_not_even_one(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from orpheus_ws.access_tokens import verify_token
+from tests.certificates import Authority
 
 SIMULATED = ("--engine", "simulated", "--set", "codec.name=simulated")
 FREE_PORTS = ("--port", "0", "--metrics-port", "0")
@@ -196,7 +197,8 @@ def test_tokens_that_cannot_be() -> None:
     unknown = run("token", "wep", *keys)
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert (
-        unknown.stderr == "orpheus-ws: there is no key 'wep' in auth.keys; there is web, mobile\n"
+        unknown.stderr
+        == "orpheus-ws: there is no key 'wep' in auth.keys or auth.file; there is web, mobile\n"
     )
     none = run("token", "web")
     assert none.returncode == 1
@@ -274,3 +276,49 @@ def test_a_drained_server_lets_speech_finish() -> None:
 def _speaking(announced: dict[str, str]) -> bool:
     with urllib.request.urlopen(announced["metrics"], timeout=10) as response:
         return b'orpheus_live_contexts{state="speaking"} 1.0' in response.read()
+
+
+def test_a_signal_to_read_again(tmp_path: Path) -> None:
+    """SIGHUP has keys and certificate read again; the server goes on, with or without such files."""
+    authority = Authority(tmp_path)
+    old = authority.issue()
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[alice]\nkeys = ["one"]\n')
+    given = [f"auth.file={keys}", *authority.settings]
+    secured = [part for setting in given for part in ("--set", setting)]
+    with serving(*secured) as (process, announced):
+        assert announced["url"].startswith("wss://")
+        say = (
+            "say",
+            "--url",
+            announced["url"],
+            "--ca",
+            str(authority.file),
+            "-o",
+            str(tmp_path / "a.wav"),
+        )
+        assert run(*say, "--api-key", "one", "Hello.").returncode == 0
+        unknown = run("say", "--url", announced["url"], "--api-key", "one", "-o", "-", "Hello.")
+        assert (unknown.returncode, "--ca" in unknown.stderr) == (1, True)
+        assert authority.issue() != old
+        keys.write_text('[alice]\nkeys = ["two"]\n')
+        process.send_signal(signal.SIGHUP)
+        assert process.stderr is not None
+        read: set[str] = set()
+        while len(read) < 2:
+            line = json.loads(process.stderr.readline())
+            if line["event"] == "read again":
+                read.add(line["what"])
+        assert read == {"keys", "certificate"}
+        assert run(*say, "--api-key", "two", "Hello.").returncode == 0
+        refused = run(*say, "--api-key", "one", "Hello.")
+        assert (refused.returncode, "HTTP 401" in refused.stderr) == (1, True)
+        load = ("load", announced["url"], "--ca", str(authority.file), "--api-key", "two")
+        loaded = run(*load, "--streams", "1", "--utterances", "1", "--ramp", "0", "--json")
+        assert loaded.returncode == 0, loaded.stderr
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    with serving() as (process, announced):
+        process.send_signal(signal.SIGHUP)
+        hello = run("say", "--url", announced["url"], "-o", str(tmp_path / "a.wav"), "Hello.")
+        assert hello.returncode == 0

@@ -7,9 +7,12 @@ from tests.clients_list import BY_NAME, PAGE, TABLE, recorded, table
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_what_everybody_can_rely_on(name: str) -> None:
-    """With every client all words are heard, also after a barge-in, a silence and a restart."""
+    """With every client all words are heard, also after a barge-in, a silence and a restart.
+
+    And a turn that is left stops by itself, told of or not.
+    """
     found = recorded()[name]
-    for promise in ("all_words", "after_barge_in", "after_silence"):
+    for promise in ("all_words", "after_barge_in", "barge_in_stops", "after_silence"):
         assert found[promise], promise
     assert found["restart"] == "spoken"
 

@@ -25,6 +25,7 @@ from orpheus_ws.client import Backoff
 from orpheus_ws.client.backoff import PATIENCE_SECONDS
 from orpheus_ws.client.lasting import OPEN_SECONDS
 from orpheus_ws.context import MAX_FLUSHES
+from orpheus_ws.keys import read_keys
 from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
 from orpheus_ws.server import admission
 from orpheus_ws.server.auth import identify
@@ -268,7 +269,7 @@ async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The examples of the clients' page do what the page says."""
     monkeypatch.chdir(tmp_path)
     # The last two need frameworks: `tests/slow/test_plugins.py` runs them.
-    turns, telephone, barge_in, script, tokens, _, _ = examples(CLIENTS)
+    turns, telephone, barge_in, script, tls, tokens, _, _ = examples(CLIENTS)
     async with harness.server() as started:
         lines = await output_of(turns, started.address.url)
         assert lines[0].startswith("voices: tara, ")
@@ -282,6 +283,7 @@ async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (line,) = await output_of(script, started.address.url)
         assert re.fullmatch(r"\d+ bytes", line)
         assert (tmp_path / "hello.wav").stat().st_size > 4 * 4096
+        assert await output_of(tls, "") == []
         (line,) = await output_of(tokens, "")
         token = line.partition("?token=")[2]
         assert verify_token({"web": "secret"}, token, time.time()) == "web"
@@ -390,8 +392,10 @@ def test_the_token_of_the_protocol_page() -> None:
     """The example of a token is the one that the code makes and accepts."""
     token = make_token("web", "secret", expires=2_000_000_000)
     assert f"    {token}\n" in PROTOCOL
-    access = config.AuthConfig(keys={"web": "secret"})
-    assert identify(access, Headers(), f"/v1/tts?token={token}", now=1_900_000_000) == "web"
+    keys = read_keys(config.AuthConfig(keys={"web": "secret"}))
+    key = identify(keys, Headers(), f"/v1/tts?token={token}", now=1_900_000_000)
+    assert key is not None
+    assert key.tenant == "web"
 
 
 def test_warnings_are_documented() -> None:

@@ -15,6 +15,7 @@ from orpheus_ws.cli.doctor import doctor as doctor_command
 from orpheus_ws.cli.serve import serve
 from orpheus_ws.doctor import packages
 from orpheus_ws.doctor.check import Status
+from tests.certificates import Authority
 from tests.doctor_runs import WITHOUT_TORCH, command, doctor, serve_starts, settings, without
 from tests.test_doctor_gpu import H100_MIG, LISTED, SLICE, daemon, program
 
@@ -26,7 +27,8 @@ CHECKS = [
     "extra_torch", "extra_trtllm",
     "extra_otel",
     "torch", "gpu", "mps",
-    "configuration", "engine", "codec", "open_files", "access", "port", "metrics_port",
+    "configuration", "engine", "codec", "open_files", "access", "certificate", "port",
+    "metrics_port",
     "tracing",
 ]  # fmt: skip
 SECRET = "hunter2-and-more"
@@ -261,6 +263,59 @@ def test_extras_that_were_not_installed_with_it(
     assert torch[0] is Status.WARNING
     assert "older than its code" in torch[1]
     assert "install it again" in torch[2]
+
+
+# Keys and certificates ----------------------------------------------------------------------------
+
+
+def test_a_key_file(tmp_path: Path) -> None:
+    """Keys of the file are counted with the others; one that cannot be read is a problem."""
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[alice]\nkeys = ["{SECRET}", "b"]\n')
+    examined = doctor(*SIMULATED, *FREE_PORTS, *settings(f"auth.file={file}", "auth.keys.bob=c"))
+    assert examined.checks["access"]["found"] == "3 keys, on 127.0.0.1"
+    file.write_text(f'[alice]\nkeys = "{SECRET}"\n')
+    broken = doctor(*SIMULATED, *FREE_PORTS, *settings(f"auth.file={file}"))
+    assert (broken.code, broken.checks["access"]["status"]) == (1, "problem")
+    assert SECRET not in broken.printed
+
+
+@pytest.mark.parametrize(
+    ("days", "status", "found"),
+    [
+        (90, "ok", "valid until "),
+        (14.1, "ok", "valid until "),
+        (13.9, "warning", "valid until "),
+        (-1, "warning", "not valid now"),
+        (400, "warning", "not valid now"),
+    ],
+)
+def test_a_certificate(tmp_path: Path, days: float, status: str, found: str) -> None:
+    """It is tried, and one that ends within two weeks, has ended or has not begun is a warning."""
+    authority = Authority(tmp_path)
+    authority.issue(days=days)
+    (certificate,) = certificates(authority)
+    assert certificate["status"] == status
+    assert certificate["found"].startswith(found)
+
+
+def test_a_certificate_that_cannot_be_used(tmp_path: Path) -> None:
+    """The key of another, or half a configuration, is the problem that `serve` would stop at."""
+    authority = Authority(tmp_path)
+    authority.issue()
+    good = authority.certificate.read_bytes()
+    authority.issue()
+    authority.put(authority.certificate, good)
+    for given in (authority.settings, authority.settings[:1]):
+        (certificate,) = certificates(authority, *given)
+        assert certificate["status"] == "problem"
+        assert "PRIVATE" not in str(certificate)
+
+
+def certificates(authority: Authority, *given: str) -> list[dict[str, str]]:
+    """The check of the certificate."""
+    examined = doctor(*SIMULATED, *FREE_PORTS, *settings(*(given or authority.settings)))
+    return [examined.checks["certificate"]]
 
 
 # As a command -------------------------------------------------------------------------------------

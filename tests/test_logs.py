@@ -5,6 +5,8 @@ import io
 import json
 import logging
 import math
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +26,9 @@ def _restored_logging() -> Iterator[None]:
     """What `configure` changes is put back."""
     loggers = [logging.getLogger(name) for name in (None, "websockets")]
     before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    hooks = sys.excepthook, threading.excepthook, sys.unraisablehook
     yield
+    sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
     for logger, level, handlers in before:
         logger.setLevel(level)
         logger.handlers[:] = handlers
@@ -215,3 +219,38 @@ def test_frames_are_never_logged(capsys: pytest.CaptureFixture[str]) -> None:
         logging.getLogger(name).debug("< TEXT '%s'", SECRET)
         logging.getLogger(name).error("connection handler failed")
     assert capsys.readouterr().err == ""
+
+
+class Unruly:
+    """Raises when it is collected."""
+
+    def __del__(self) -> None:
+        failing()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("where", ["thread", "finaliser", "program"])
+def test_what_nobody_catches(where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python would print it whole; it is one line, with its type and its place."""
+    configure("error")
+    if where == "thread":
+        thread = threading.Thread(target=failing)
+        thread.start()
+        thread.join()
+    elif where == "finaliser":
+        Unruly()
+    else:
+        within_failure(lambda error: sys.excepthook(type(error), error, error.__traceback__))
+    (line,) = capsys.readouterr().err.splitlines()
+    content = json.loads(line)
+    assert SECRET not in line
+    assert (content["level"], content["event"]) == ("CRITICAL", "uncaught")
+    assert content["exc_info"].startswith("ValueError at failing:")
+
+
+def test_whose_process_it_is() -> None:
+    """Only a program that configures its logs gets this: importing changes nothing of another's."""
+    before = sys.excepthook, threading.excepthook, sys.unraisablehook
+    configure("error")
+    assert (sys.excepthook, threading.excepthook, sys.unraisablehook) != before

@@ -54,6 +54,9 @@ TYPES = {
     "orpheus_codec_busy_seconds": "gauge",
     "orpheus_handshakes_refused_total": "counter",
     "orpheus_socket_closes_total": "counter",
+    "orpheus_key_limited_total": "counter",
+    "orpheus_key_characters_total": "counter",
+    "orpheus_reloads_total": "counter",
     "orpheus_contexts_total": "counter",
     "orpheus_orphaned_audio_seconds_total": "counter",
     "orpheus_codec_batch_streams": "histogram",
@@ -65,6 +68,9 @@ LABELS = {
     "orpheus_alive": {"part"},
     "orpheus_handshakes_refused_total": {"reason"},
     "orpheus_socket_closes_total": {"code"},
+    "orpheus_key_limited_total": {"key", "limit"},
+    "orpheus_key_characters_total": {"key"},
+    "orpheus_reloads_total": {"what", "outcome"},
     "orpheus_contexts_total": {"outcome", "surface"},
     "orpheus_capacity_source": {"source"},
 }
@@ -111,6 +117,7 @@ class Stage:
         self.metrics.moved(None, State.OPEN)
         self.metrics.handshakes_refused.labels("full").inc()
         self.metrics.socket_closes.labels("1000").inc()
+        self.metrics.show_keys(["alice"])
         self.metrics.observe(spoken(), Moment.TERMINAL)
         self.metrics.watch_engine(Statistics)
         self.metrics.watch_codec(lambda: 0.0, lambda: 0.0)

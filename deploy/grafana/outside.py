@@ -193,6 +193,31 @@ CAPACITY: Final = (
         ("OrpheusSlowConsumers",),
     ),
     Panel(
+        "Limits of keys",
+        "reqps",
+        "What is refused a second for a limit of its key, by key and limit. Good is what you have agreed on "
+        "with whoever has the key; nobody else is held up by it.",
+        (Query(f"sum by (key, limit) ({rate('orpheus_key_limited_total')})", "{{key}} {{limit}}"),),
+    ),
+    Panel(
+        "Text by key",
+        "short",
+        "Characters of text a second, by key: who uses the capacity. Good is whatever you expect of "
+        "each; a key that suddenly sends far more may be in other hands.",
+        (Query(f"sum by (key) ({rate('orpheus_key_characters_total')})", "{{key}}"),),
+    ),
+    Panel(
+        "Files read again",
+        "reqps",
+        "Keys and certificates that were read again while serving. Good: none has failed; what was read "
+        "before stays in use, and a certificate runs out some day.",
+        (
+            Query(
+                f"sum by (what, outcome) ({rate('orpheus_reloads_total')})", "{{what}} {{outcome}}"
+            ),
+        ),
+    ),
+    Panel(
         "Draining",
         "s",
         "How long a replica has been draining, and how long it may. Good is 0, or a line that ends below "

@@ -41,7 +41,7 @@ class Settings(NamedTuple):
     confirm_seconds: float
     """Of full load, both kinds of traffic together."""
     seed: int
-    api_key: str | None
+    api_key: str
 
 
 class Show(NamedTuple):
@@ -82,7 +82,7 @@ class Calibration:
         """
         settings = self._settings
         self._show.line(f"searching with a batch of {settings.most}")
-        with serving(settings.arguments, settings.most) as server:
+        with serving(settings.arguments, settings.most, settings.api_key) as server:
             self._examine(server)
             self._warm(server, settings.start)
             found = search.largest(
@@ -150,7 +150,7 @@ class Calibration:
         """A fresh server whose batch is the number, for a long time. There is no second chance."""
         self._show.line(f"confirming with a batch of {streams}")
         seconds = self._settings.confirm_seconds / len(TRAFFICS)
-        with serving(self._settings.arguments, streams) as server:
+        with serving(self._settings.arguments, streams, self._settings.api_key) as server:
             self._warm(server, streams)
             return all(
                 self._try(server, streams, traffic, "confirm", streams, seconds).held

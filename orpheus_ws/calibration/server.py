@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orpheus_ws.errors import BenchFailed, StartupError
+from orpheus_ws.settings import ENVIRONMENT_PREFIX
 
 STOP_SECONDS: Final = 15.0
 """Nobody speaks any more when it is told to stop; after so long it is killed."""
@@ -31,8 +32,14 @@ _OWN: Final = (
     "server.metrics_port=0",
     "server.oversubscription=1",
     "server.drain_seconds=2",
+    "server.tls_certificate=",
+    "server.tls_key=",
+    "auth.file=",
+    *(f"auth.{limit}={2**31}" for limit in ("sockets", "contexts", "text_per_minute")),
 )
 """What a calibration must have its own way, whatever the configuration says."""
+_KEY: Final = f"{ENVIRONMENT_PREFIX}AUTH__KEYS__CALIBRATION"
+"""Where others who use the machine do not see it, as they see a command line."""
 _PREFIX: Final = "orpheus-ws: "
 
 
@@ -60,8 +67,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(arguments: Sequence[str], streams: int) -> Iterator[Server]:
-    """`orpheus-ws serve` with the arguments and so many streams.
+def serving(arguments: Sequence[str], streams: int, api_key: str) -> Iterator[Server]:
+    """`orpheus-ws serve` with the arguments and so many streams, which lets `api_key` in.
 
     Raises `StartupError`, with the server's own line, when it cannot start. An engine may take
     minutes to load, and nothing limits that but Ctrl-C.
@@ -76,6 +83,7 @@ def serving(arguments: Sequence[str], streams: int) -> Iterator[Server]:
         process = stack.enter_context(
             subprocess.Popen(
                 command,
+                env={**os.environ, _KEY: api_key},
                 stdin=subprocess.PIPE,
                 stdout=stack.enter_context(output.open("wb")),
                 stderr=stack.enter_context(log.open("wb")),

@@ -18,6 +18,7 @@ from orpheus_ws.cli.calibrate import calibrate
 from orpheus_ws.cli.completion import completion
 from orpheus_ws.cli.doctor import doctor
 from orpheus_ws.cli.exits import PROGRAM, run
+from orpheus_ws.cli.key import key
 from orpheus_ws.cli.load import load
 from orpheus_ws.cli.options import CONTEXT, examples
 from orpheus_ws.cli.say import say
@@ -40,7 +41,7 @@ def cli(context: click.Context) -> None:
         context.color = False
 
 
-for command in (serve, say, load, calibrate, access_token, bench, doctor, completion):
+for command in (serve, say, load, calibrate, key, access_token, bench, doctor, completion):
     cli.add_command(command)
 
 

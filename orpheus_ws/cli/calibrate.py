@@ -16,6 +16,7 @@ from orpheus_ws import config as configuration
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.cli.options import configured, examples, flags
 from orpheus_ws.errors import BenchFailed, OrpheusError
+from orpheus_ws.keys import new_key
 
 if TYPE_CHECKING:
     from orpheus_ws.calibration.probe import Attempt, Purpose
@@ -161,7 +162,8 @@ def _settings(
         probe_seconds=probe_seconds,
         confirm_seconds=confirm_seconds,
         seed=seed,
-        api_key=next(iter(config.auth.keys.values()), None),
+        # The server may know but hashes of its keys, so this one is made for the run.
+        api_key=new_key()[0],
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.cli.files import write
 from orpheus_ws.cli.options import examples
-from orpheus_ws.cli.say import API_KEY_VARIABLE
+from orpheus_ws.cli.say import API_KEY_VARIABLE, CA, trust
 from orpheus_ws.planning.cost import TALK_SHARE, UTILISATION, Usage
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ OPEN_LOOP_SOCKETS: Final = 1000
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--api-key", envvar=API_KEY_VARIABLE, show_envvar=True, help="The server's key.")
+@CA
 def load(
     url: str,
     *,
@@ -105,6 +106,7 @@ def load(
     report: Path | None,
     as_json: bool,
     api_key: str | None,
+    ca: Path | None,
     price: float | None,
     talk_share: float | None,
     utilisation: float | None,
@@ -121,6 +123,7 @@ def load(
     from orpheus_ws.loadtest import run, run_naive
     from orpheus_ws.loadtest.report import page
 
+    trust(ca)
     plan = _plan(url, **options)
     usage = _usage(plan, price, talk_share=talk_share, utilisation=utilisation)
     with _watching(plan) as watch:

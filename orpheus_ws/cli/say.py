@@ -31,6 +31,12 @@ from orpheus_ws.tokens import SAMPLE_RATE
 
 API_KEY_VARIABLE: Final = "ORPHEUS_API_KEY"
 DEFAULT_URL: Final = "ws://127.0.0.1:8765/v1/tts"
+CA: Final = click.option(
+    "--ca",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Certificates to trust, in PEM, instead of the system's.",
+)
+"""Of the commands that are clients; see `trust`."""
 FILE_LEAD_MS: Final = 10_000
 """A file is not listened to while it is written: the most the protocol lets the server run ahead."""
 PLAYERS: Final = (
@@ -39,6 +45,13 @@ PLAYERS: Final = (
     ("play", "-q", "-t", "raw", "-e", "signed", "-b", "16", "-r", "24000", "-c", "1", "-"),
 )
 """Programs that play raw PCM from standard input; the first one installed is used."""
+
+
+def trust(ca: Path | None) -> None:
+    """Take these certificates for good, in this process and in those that it starts."""
+    if ca is not None:
+        # What OpenSSL itself reads wherever no other is named.
+        os.environ["SSL_CERT_FILE"] = str(ca)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +83,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--voice", help="One of the server's voices.")
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 @click.option("--api-key", envvar=API_KEY_VARIABLE, show_envvar=True, help="The server's key.")
+@CA
 def say(
     text: tuple[str, ...],
     output: str | None,
@@ -79,6 +93,7 @@ def say(
     voice: str | None,
     as_json: bool,
     api_key: str | None,
+    ca: Path | None,
 ) -> None:
     """Speak TEXT (or standard input) into a WAV file, or aloud if no file is named.
 
@@ -87,6 +102,7 @@ def say(
     """
     if local and url is not None:
         raise click.UsageError("--local starts its own server; leave out --url")
+    trust(ca)
     url = url or DEFAULT_URL
     check_url(url)
     words = " ".join(text) if text else sys.stdin.read()

@@ -49,11 +49,16 @@ async def _serve(config: configuration.Config) -> Exit:
     # Imported here, so that the client's commands need nothing that only a server needs.
     from orpheus_ws.server import running
 
-    first, second = asyncio.Event(), asyncio.Event()
+    first, second, hung_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
+    # From the start: its default would end a server that is loading.
+    loop.add_signal_handler(signal.SIGHUP, hung_up.set)
     async with running(config) as server:
+        loop.add_signal_handler(signal.SIGHUP, server.reloading.ask)
+        if hung_up.is_set():
+            server.reloading.ask()
         address = server.address
         metrics = f"http://{config.server.metrics_host}:{address.metrics_port}/metrics"
         http = {} if address.http_url is None else {"http": address.http_url}

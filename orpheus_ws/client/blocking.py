@@ -11,6 +11,7 @@ anything. A call that is interrupted (Ctrl-C) is cancelled there, and has ended 
 import asyncio
 import concurrent.futures
 import contextlib
+import ssl
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from typing import Any, Self, TypeVar, Unpack
@@ -40,10 +41,16 @@ def connect_sync(
     patience: float = PATIENCE_SECONDS,
     open_timeout: float = OPEN_SECONDS,
     backoff: Backoff = DEFAULT_BACKOFF,
+    ssl_context: ssl.SSLContext | None = None,
 ) -> Iterator["BlockingClient"]:
     """Like `connect`, for a plain `with`. Raises the same; see there for the arguments."""
     connecting = connect(
-        url, api_key=api_key, patience=patience, open_timeout=open_timeout, backoff=backoff
+        url,
+        api_key=api_key,
+        patience=patience,
+        open_timeout=open_timeout,
+        backoff=backoff,
+        ssl_context=ssl_context,
     )
     with _LoopThread() as thread:
         client = thread.call(connecting.__aenter__())

@@ -11,7 +11,7 @@ import logging
 import socket as socket_module
 import ssl
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -65,13 +65,23 @@ def check_url(url: str) -> None:
         raise ClientError("the URL must be like ws://host:port/v1/tts")
 
 
-async def open_connection(url: str, *, api_key: str | None, open_timeout: float) -> "Connection":
+async def open_connection(
+    url: str,
+    *,
+    api_key: str | None,
+    open_timeout: float,
+    ssl_context: ssl.SSLContext | None = None,
+) -> "Connection":
     """Open a socket and wait for the server's `ready`; cancelling leaves nothing open.
 
     Raises `Refused` when the server answers with an HTTP status, `Unreachable` when it does not
     answer, and `ClientError` when it cannot be talked to at all.
     """
     check_url(url)
+    # Given without need it would be refused, and whoever moves to wss:// later is not to notice.
+    tls: dict[str, Any] = (
+        {"ssl": ssl_context} if ssl_context is not None and url.startswith("wss:") else {}
+    )
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         socket = await connect_websocket(
@@ -85,6 +95,7 @@ async def open_connection(url: str, *, api_key: str | None, open_timeout: float)
             # A proxy from the environment is for other hosts.
             proxy=None if _is_loopback(url) else True,
             logger=_FRAMES_LOG,
+            **tls,
         )
     except InvalidStatus as error:
         raise _refused(error) from error
@@ -176,6 +187,7 @@ class Connection:
                     f"{message.code}: {message.message}",
                     code=message.code,
                     retryable=message.retryable,
+                    retry_after_ms=message.retry_after_ms,
                 )
                 self._deliver(message.context, error)
             case m.Ready() | m.Pong():
@@ -216,7 +228,8 @@ def _failed(url: str, error: Exception) -> ClientError:
             return Unreachable(f"there is no host {parts.hostname}")
         case ssl.SSLError():
             return ClientError(
-                f"TLS with {where} failed: is it a ws:// server, or its certificate unknown?"
+                f"TLS with {where} failed: is it a ws:// server, or its certificate unknown "
+                "(ssl_context=, --ca or SSL_CERT_FILE)?"
             )
         case TimeoutError():
             return Unreachable(f"{where} did not answer in time")

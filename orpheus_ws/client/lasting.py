@@ -7,6 +7,7 @@ wait for a socket wait for the same one, and when nobody waits any more the atte
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from itertools import count
 from typing import Any, Final, TypedDict, Unpack
@@ -47,6 +48,7 @@ async def connect(
     patience: float = PATIENCE_SECONDS,
     open_timeout: float = OPEN_SECONDS,
     backoff: Backoff = DEFAULT_BACKOFF,
+    ssl_context: ssl.SSLContext | None = None,
 ) -> AsyncIterator["Client"]:
     """A client with an open socket, for as long as the block lasts; the end of it closes everything.
 
@@ -55,10 +57,16 @@ async def connect(
     answer, or HTTP 408, 429 or 5xx, waiting at least `Retry-After`. Then, or at once if it is not
     that kind, it raises `Refused` (with `status`, `reason` and `retry_after`), `Unreachable`, or
     `ClientError` when what answers does not speak the protocol. One attempt may take
-    `open_timeout` seconds, the last one too. `patience=0` tries once.
+    `open_timeout` seconds, the last one too. `patience=0` tries once. `ssl_context` says whose certificates are
+    trusted at a `wss://` address; without it the system's are.
     """
     client = make_client(
-        url, api_key=api_key, patience=patience, open_timeout=open_timeout, backoff=backoff
+        url,
+        api_key=api_key,
+        patience=patience,
+        open_timeout=open_timeout,
+        backoff=backoff,
+        ssl_context=ssl_context,
     )
     try:
         await client.connection()
@@ -74,11 +82,14 @@ def make_client(
     patience: float = PATIENCE_SECONDS,
     open_timeout: float = OPEN_SECONDS,
     backoff: Backoff = DEFAULT_BACKOFF,
+    ssl_context: ssl.SSLContext | None = None,
 ) -> "Client":
     """The client of `connect` without a socket: the first utterance opens one, `close` ends it."""
 
     def attempt() -> Coroutine[Any, Any, Connection]:
-        return open_connection(url, api_key=api_key, open_timeout=open_timeout)
+        return open_connection(
+            url, api_key=api_key, open_timeout=open_timeout, ssl_context=ssl_context
+        )
 
     return Client(lambda: backoff.retry(attempt, patience))
 

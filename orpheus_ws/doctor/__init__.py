@@ -66,6 +66,7 @@ def _configured(config: Config, environment: Mapping[str, str]) -> list[Check]:
         codec.check,
         machine.open_files(sockets),
         network.access(config),
+        network.certificate(config.server),
         *network.ports(config.server),
         parts.tracing(config.tracing),
     ]

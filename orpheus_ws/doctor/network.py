@@ -1,14 +1,16 @@
 """The network: options of sockets, who may connect, whether the ports are free."""
 
 import contextlib
+import datetime
 import socket
 from typing import Final
 
 from orpheus_ws.config import Config, ServerConfig
 from orpheus_ws.doctor.check import Check, Status
 from orpheus_ws.errors import StartupError
+from orpheus_ws.keys import read_keys
 from orpheus_ws.named_parts import load_part
-from orpheus_ws.server import auth
+from orpheus_ws.server import auth, tls
 from orpheus_ws.server.tcp import UNSENT_LOW_WATER_BYTES, USER_TIMEOUT_MS
 
 OPTIONS: Final = {
@@ -16,6 +18,10 @@ OPTIONS: Final = {
     "TCP_USER_TIMEOUT": (USER_TIMEOUT_MS, "dead clients are noticed late"),
 }
 """The options that not every system has, as `serve` sets them, and what is worse without."""
+
+
+EXPIRY_NOTICE: Final = datetime.timedelta(days=14)
+"""Of a certificate: nobody who renews by hand does it in less."""
 
 
 def socket_options() -> Check:
@@ -45,14 +51,36 @@ def _takes(number: int, value: int) -> bool:
 
 def access(config: Config) -> Check:
     """Who may connect. Keys are counted, not shown."""
-    count = len(config.auth.keys)
-    who = f"{count} key{'' if count == 1 else 's'}" if count else "without a key"
+    try:
+        keys = read_keys(config.auth)
+    except StartupError as error:
+        return Check("access", Status.PROBLEM, "the keys cannot be read", str(error))
+    count = len(keys)
+    who = f"{count} key{'' if count == 1 else 's'}" if keys.required else "without a key"
     found = f"{who}, on {config.server.host}"
     try:
         auth.check_exposure(config.auth, config.server.host)
     except StartupError as error:
         return Check("access", Status.PROBLEM, found, str(error))
     return Check("access", Status.OK, found)
+
+
+def certificate(config: ServerConfig) -> Check:
+    """Whether the files of TLS can be used, and for how long."""
+    name = "certificate"
+    try:
+        if not tls.is_on(config):
+            return Check(name, Status.ABSENT, "no TLS")
+        end = tls.expires(config)
+    except StartupError as error:
+        return Check(name, Status.PROBLEM, "cannot be used", str(error))
+    advice = "put another there in time; it is read without a restart"
+    if end is None:
+        return Check(name, Status.WARNING, "not valid now: clients refuse it", advice)
+    found = f"valid until {end:%Y-%m-%d %H:%M} UTC"
+    if end - datetime.datetime.now(datetime.UTC) < EXPIRY_NOTICE:
+        return Check(name, Status.WARNING, found, advice)
+    return Check(name, Status.OK, found)
 
 
 def ports(config: ServerConfig) -> list[Check]:

@@ -11,14 +11,14 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable
-from typing import Final, NamedTuple
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Final
 
 import prometheus_client
 from prometheus_client import CollectorRegistry
 from websockets.asyncio.server import Server as Listener
 from websockets.asyncio.server import ServerConnection, serve
-from websockets.frames import CloseCode
 
 from orpheus_ws import messages as m
 from orpheus_ws import pcm
@@ -27,9 +27,10 @@ from orpheus_ws.codec import weights_advice
 from orpheus_ws.config import Config
 from orpheus_ws.context import Moved
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError, StartupError
+from orpheus_ws.keys import Key, KeyRing, read_keys
 from orpheus_ws.metrics import Metrics
 from orpheus_ws.named_parts import load_part
-from orpheus_ws.server import auth
+from orpheus_ws.server import auth, tls
 from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
 from orpheus_ws.server.connection import Connection
 from orpheus_ws.server.entrance import Entrance
@@ -38,13 +39,14 @@ from orpheus_ws.server.health import PROBE_SECONDS, Health
 from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.server.parts import Parts, open_parts
 from orpheus_ws.server.peer import Peer
-from orpheus_ws.server.ports import binding, serve_metrics, try_ports
+from orpheus_ws.server.ports import Address, binding, serve_metrics, tls_arguments, try_ports
+from orpheus_ws.server.quotas import Quotas
+from orpheus_ws.server.reload import Reloading, sources
 from orpheus_ws.server.tcp import tune
 from orpheus_ws.server.turns import Turns
-from orpheus_ws.server.websocket import CLOSE_SECONDS, WebSocketPeer
-from orpheus_ws.session import Session
+from orpheus_ws.server.websocket import CLOSE_SECONDS, WebSocketPeer, close_code, traceparent
+from orpheus_ws.session import Allowance, Session
 from orpheus_ws.surfaces import Routes, http_surfaces, surfaces
-from orpheus_ws.surfaces.native import PATH
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.trace import clock
 from orpheus_ws.tracing import Tracer, open_tracer
@@ -58,39 +60,26 @@ RESTART_SPREAD_SHARE: Final = 0.25
 """Of the drain's time. Idle sockets are closed at random moments of the shorter of the two, so that
 their clients do not all come back in the same instant."""
 
+_REMOVED: Final = (1008, "key_removed")
+
 _log = logging.getLogger("orpheus_ws.server")
-
-
-class Address(NamedTuple):
-    """Where a running server listens."""
-
-    host: str
-    port: int
-    metrics_port: int
-    http_port: int | None = None
-    """None: there is no HTTP but the health checks."""
-
-    @property
-    def url(self) -> str:
-        """What a client connects to."""
-        return f"ws://{self._host}:{self.port}{PATH}"
-
-    @property
-    def http_url(self) -> str | None:
-        """Where requests go, without a path; None: nowhere."""
-        return None if self.http_port is None else f"http://{self._host}:{self.http_port}"
-
-    @property
-    def _host(self) -> str:
-        return f"[{self.host}]" if ":" in self.host else self.host
 
 
 class Server:
     """A running server. Get one from `running`."""
 
     def __init__(
-        self, config: Config, parts: Parts, metrics: Metrics, tracer: Tracer, routes: Routes
+        self,
+        config: Config,
+        parts: Parts,
+        metrics: Metrics,
+        tracer: Tracer,
+        routes: Routes,
+        keys: KeyRing,
+        context: ssl.SSLContext | None,
     ) -> None:
+        self.context = context
+        """Of TLS, on the ports of sockets and of HTTP."""
         self.config = config
         self.routes = routes
         self.engine, self.codec, self.capacity = engine, codec, _ = parts
@@ -106,17 +95,26 @@ class Server:
         self.entrance = Entrance(
             server=config.server,
             access=config.auth,
+            keys=keys,
             admission=self.admission,
             health=self.health,
             capacity=Capacity(engine.capacity, self.capacity.source),
             metrics=metrics,
         )
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
+        self.quotas = Quotas(
+            keys,
+            lambda name, limit: metrics.key_limited.labels(name, limit).inc(),
+            lambda name, chars: metrics.key_characters.labels(name).inc(chars),
+        )
+        self.reloading = Reloading(sources(config, self.rekey, context), metrics)
         self._connections: set[Connection] = set()
+        self._sockets: dict[Connection, Key] = {}
         self._outbox = Outbox()
         self._empty = asyncio.Event()
         self._empty.set()
         self._dead = asyncio.Event()
+        metrics.show_keys(keys.tenants)
         metrics.set_capacity(engine.capacity, self.capacity.source)
         metrics.sockets.set_function(lambda: self.admission.active)
         metrics.sockets_admitted.set(self.admission.capacity)
@@ -135,6 +133,7 @@ class Server:
         assert socket.surface is not None
         assert socket.translator is not None
         tune(socket.transport)
+        assert socket.key is not None
         peer = WebSocketPeer(
             socket,
             socket.surface.name,
@@ -142,22 +141,27 @@ class Server:
             self._outbox,
             self.config.limits.message_bytes,
         )
-        connection = self.converse(peer, socket.key, _traceparent(socket))
+        connection = self.converse(peer, socket.key, traceparent(socket))
         socket.serving = connection
+        self._sockets[connection] = socket.key
+        if socket.key not in self.entrance.keys:  # removed since the handshake
+            connection.leave(*_REMOVED)
         try:
             await self.serve(connection)
         finally:
             socket.serving = None
-            self.metrics.socket_closes.labels(_close_code(socket)).inc()
+            del self._sockets[connection]
+            self.metrics.socket_closes.labels(close_code(socket)).inc()
 
-    def converse(self, peer: Peer, key: str | None, traceparent: str | None = None) -> Connection:
-        """A conversation with somebody who has a slot; `key` is the name of his key.
+    def converse(self, peer: Peer, key: Key, traceparent: str | None = None) -> Connection:
+        """A conversation with somebody who has a slot and this key.
 
         `traceparent` is what came with his request, in whatever form.
         """
+        allowance = self.quotas.of(key.tenant)
         return Connection(
             peer,
-            open_session=self._open_session,
+            open_session=lambda moved: self._open_session(moved, allowance),
             synthesis=self.synthesis,
             turns=self.turns,
             health=self.health,
@@ -165,7 +169,7 @@ class Server:
             tracer=self.tracer,
             server=self.config.server,
             limits=self.config.limits,
-            key=key,
+            key=key.tenant,
             traceparent=traceparent,
         )
 
@@ -179,6 +183,18 @@ class Server:
             self._connections.discard(connection)
             if not self._connections:
                 self._empty.set()
+
+    def rekey(self, keys: KeyRing) -> None:
+        """Only these keys let somebody in from now on.
+
+        A socket whose key is not among them takes no more text, speaks what it has and closes.
+        """
+        self.entrance.keys = keys
+        self.quotas.renew(keys)
+        self.metrics.show_keys(keys.tenants)
+        for connection, key in self._sockets.items():
+            if key not in keys:
+                connection.leave(*_REMOVED)
 
     async def drain(self, uniform: Callable[[float, float], float] = random.uniform) -> int:
         """Admit nobody and wait until the open sockets are done, at most `drain_seconds`.
@@ -228,13 +244,14 @@ class Server:
         finally:
             self._dead.set()
 
-    def _open_session(self, moved: Moved) -> Session:
+    def _open_session(self, moved: Moved, allowance: Allowance) -> Session:
         return Session(
             voices=self.engine.voices,
             limits=self._limits,
             context_idle_seconds=self.config.limits.context_idle_seconds,
             new_seed=lambda: secrets.randbelow(2**31),
             moved=moved,
+            allowance=allowance,
         )
 
     @property
@@ -258,25 +275,6 @@ class Server:
         )
 
 
-def _traceparent(socket: ServerConnection) -> str | None:
-    """The header of the handshake; several are none, as W3C has it."""
-    assert socket.request is not None
-    found = socket.request.headers.get_all("traceparent")
-    return found[0] if len(found) == 1 else None
-
-
-def _close_code(socket: ServerConnection) -> str:
-    """The code of whoever closed first; 1006 when the connection was simply lost.
-
-    Codes that only a client can think of are one label together, or it could make thousands.
-    """
-    protocol = socket.protocol
-    first = protocol.close_rcvd if protocol.close_rcvd_then_sent else protocol.close_sent
-    if first is None:
-        return "1006"
-    return str(int(first.code)) if any(first.code == known for known in CloseCode) else "other"
-
-
 @contextlib.asynccontextmanager
 async def running(config: Config) -> AsyncIterator[Server]:
     """Start a server; it serves until the block is left, which closes what is open with 1001.
@@ -285,6 +283,12 @@ async def running(config: Config) -> AsyncIterator[Server]:
     let open contexts finish.
     """
     auth.check_exposure(config.auth, config.server.host)
+    keys = await asyncio.to_thread(read_keys, config.auth)
+    context = (
+        await asyncio.to_thread(tls.read_context, config.server)
+        if tls.is_on(config.server)
+        else None
+    )
     await try_ports(config.server)
     if advice := weights_advice(config.codec, config.engine.name):
         _log.warning(advice)
@@ -297,8 +301,9 @@ async def running(config: Config) -> AsyncIterator[Server]:
         tracer = await open_tracer(config.tracing)
         stack.push_async_callback(tracer.close)
         parts = await open_parts(config, metrics, stack)
-        server = Server(config, parts, metrics, tracer, routes)
-        await stack.enter_async_context(_watched(server))
+        server = Server(config, parts, metrics, tracer, routes, keys, context)
+        await stack.enter_async_context(_beside(server.watch()))
+        await stack.enter_async_context(_beside(server.reloading.watch()))
         if not await server.health.probe():
             raise StartupError(
                 "engine and codec started, but a test word gave no sound within "
@@ -307,13 +312,15 @@ async def running(config: Config) -> AsyncIterator[Server]:
         metrics_port = serve_metrics(config.server, metrics, stack)
         port = await _listen(server, stack)
         http_port = await _listen_http(server, stack)
-        server.address = Address(config.server.host, port, metrics_port, http_port)
+        server.address = Address(
+            config.server.host, port, metrics_port, http_port, tls=context is not None
+        )
         yield server
 
 
 @contextlib.asynccontextmanager
-async def _watched(server: Server) -> AsyncIterator[None]:
-    watching = asyncio.create_task(server.watch())
+async def _beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    watching = asyncio.create_task(work)
     try:
         yield
     finally:
@@ -339,6 +346,7 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
             compression=None,
             server_header=None,
             open_timeout=config.handshake_seconds,
+            **tls_arguments(server.context, config),
             ping_interval=config.ping_seconds,
             ping_timeout=None,
             max_size=HARD_SIZE_FACTOR * server.config.limits.message_bytes,
@@ -357,6 +365,7 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
         server.entrance,
         server.engine.voices,
         lambda peer, key: server.serve(server.converse(peer, key)),
+        server.context,
     )
     stack.push_async_callback(front.close)
     with binding(config.host, config.http_port, "server.http_port"):

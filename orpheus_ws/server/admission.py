@@ -8,6 +8,7 @@ Draining admits nobody.
 """
 
 import math
+from collections.abc import Set as AbstractSet
 from typing import Final, Protocol
 
 ABANDONED_SECONDS: Final = 60.0
@@ -17,6 +18,11 @@ ABANDONED_PINGS: Final = 3
 
 class Holder(Protocol):
     """Who holds a slot."""
+
+    @property
+    def tenant(self) -> str:
+        """Name of whom it belongs to."""
+        ...
 
     @property
     def silent_since(self) -> float | None:
@@ -63,21 +69,24 @@ class Admission:
         """
         if holder in self._holders:
             return not self.draining
-        if self.draining or (self.active >= self.capacity and not self._evict(now)):
+        if self.draining or (self.active >= self.capacity and not self._evict(now, self._holders)):
             return False
         self._holders.add(holder)
         return True
+
+    def has_room_for(self, tenant: str, most: int | None, now: float) -> bool:
+        """Whether this tenant, who may have `most`, may have one more; he evicts but his own."""
+        own = {holder for holder in self._holders if holder.tenant == tenant}
+        return most is None or len(own) < most or self._evict(now, own)
 
     def release(self, holder: Holder) -> None:
         """Give the slot back, if the holder still has one."""
         self._holders.discard(holder)
 
-    def _evict(self, now: float) -> bool:
-        """Free the slot of the holder that has been silent for longest, if for long enough."""
+    def _evict(self, now: float, holders: AbstractSet[Holder]) -> bool:
+        """Free the slot of that of the holders that has been silent longest, if for long enough."""
         silent = [
-            (since, holder)
-            for holder in self._holders
-            if (since := holder.silent_since) is not None
+            (since, holder) for holder in holders if (since := holder.silent_since) is not None
         ]
         since, abandoned = min(silent, key=lambda pair: pair[0], default=(now, None))
         if abandoned is None or now - since < self._abandoned_seconds:

@@ -1,53 +1,52 @@
 """Who may connect: keys in headers, short-lived tokens in the address.
 
-Rule: secrets are compared in constant time and never leave this module; what may be logged is the
-name of a key.
+Rule: what may be logged of somebody is the name of the tenant whose key it is; what he presented never
+leaves this module.
 """
 
-import hashlib
-import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from ipaddress import ip_address
 from urllib.parse import parse_qs
 
 from websockets.datastructures import Headers
 
-from orpheus_ws.access_tokens import verify_token
 from orpheus_ws.config import AuthConfig
 from orpheus_ws.errors import StartupError
+from orpheus_ws.keys import ANONYMOUS, Key, KeyRing
 
 _SCHEMES = ("bearer", "api-key", "token")
 _HEADERS = ("X-API-Key", "xi-api-key")
 _TOKEN = "token"
 _SECRETS = frozenset(("authorization", "cookie", _TOKEN, *(name.lower() for name in _HEADERS)))
-ANONYMOUS = "anonymous"
+ANYBODY = Key(ANONYMOUS, b"", None)
+"""Whose key it is where none is asked for."""
 
 
 def check_exposure(auth: AuthConfig, host: str) -> None:
     """Raise `StartupError` when the server would be open to a network by oversight."""
-    if auth.keys or auth.anonymous or _is_loopback(host):
+    if auth.keys or auth.file or auth.anonymous or _is_loopback(host):
         return
     raise StartupError(
-        f"listening on {host} without keys would let anybody in: set auth.keys.NAME=SECRET, or "
-        "auth.anonymous=true if that is meant"
+        f"listening on {host} without keys would let anybody in: set auth.keys.NAME=SECRET or "
+        "auth.file, or auth.anonymous=true if that is meant"
     )
 
 
-def identify(auth: AuthConfig, headers: Headers, path: str, now: float) -> str | None:
-    """Return the name of the key that the request carries, or None when it carries no valid one.
+def identify(keys: KeyRing, headers: Headers, path: str, now: float) -> Key | None:
+    """Return the key that the request carries, or that has signed its token; None: no valid one.
 
     `now` is Unix time.
     """
-    if not auth.keys:
-        return ANONYMOUS
+    if not keys.required:
+        return ANYBODY
     for presented in _presented(headers):
-        name = _owner(auth.keys, presented)
-        if name is not None:
-            return name
+        key = keys.find(presented)
+        if key is not None:
+            return key
     for token in parse_qs(path.partition("?")[2]).get(_TOKEN, ()):
-        name = verify_token(auth.keys, token, now)
-        if name is not None:
-            return name
+        key = keys.signer(token, now)
+        if key is not None:
+            return key
     return None
 
 
@@ -67,13 +66,18 @@ def allows_origin(auth: AuthConfig, headers: Headers) -> bool:
     """Whether a browser's page may open a socket; programs send no Origin and always may.
 
     With `origins` only those. Without, any page that knows a key; and without keys, only pages from
-    this very host, or else every page a developer visits could speak through his machine.
+    this very host, or else every page a developer visits could speak through his machine. There the
+    host must have a name that no stranger can give to this machine's own address.
     """
     # No browser sends two of them; whoever does is let in only if each would be.
     origins = headers.get_all("Origin")
-    if auth.origins or auth.keys:
+    if auth.origins or auth.keys or auth.file:
         return not auth.origins or all(origin in auth.origins for origin in origins)
-    return all([origin.partition("://")[2]] == headers.get_all("Host") for origin in origins)
+    hosts = headers.get_all("Host")
+    return all(
+        [origin.partition("://")[2]] == hosts and (auth.anonymous or _is_ours(hosts[0]))
+        for origin in origins
+    )
 
 
 def _presented(headers: Headers) -> list[str]:
@@ -87,14 +91,12 @@ def _presented(headers: Headers) -> list[str]:
     return found
 
 
-def _owner(keys: Mapping[str, str], presented: str) -> str | None:
-    # All keys are compared, so that time tells nothing about which one nearly matched.
-    digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).digest()
-    owner = None
-    for name, secret in keys.items():
-        if secret and hmac.compare_digest(digest, hashlib.sha256(secret.encode()).digest()):
-            owner = name
-    return owner
+def _is_ours(host: str) -> bool:
+    """Whether a Host, with its port or without, is a name of this machine's that needs no DNS."""
+    name, separator, _ = host.rpartition(":")
+    if not separator or host.endswith("]"):
+        name = host
+    return _is_loopback(name.strip("[]"))
 
 
 def _is_loopback(host: str) -> bool:

@@ -25,6 +25,7 @@ from orpheus_ws.errors import (
 )
 from orpheus_ws.metrics import Metrics, Moment
 from orpheus_ws.pcm import Chunk
+from orpheus_ws.server.delivery import Delivery
 from orpheus_ws.server.health import Health
 from orpheus_ws.server.peer import Peer
 from orpheus_ws.server.turns import Turn, Turns
@@ -56,6 +57,8 @@ class Connection:
         traceparent: str | None,
     ) -> None:
         self.peer = peer
+        self._delivery = Delivery(peer, server.write_seconds)
+        self._send = self._delivery.send
         self._session = open_session(self._moved)
         self._synthesis = synthesis
         self._health = health
@@ -95,6 +98,7 @@ class Connection:
         finally:
             self._gone = True
             self._session.abandon()
+            self._metrics.orphaned_seconds.inc(self._delivery.lose())
 
     @property
     def idle_since(self) -> float | None:
@@ -273,7 +277,7 @@ class Connection:
                 if not context.live:
                     return
                 previous = await self._send_chunk(voice, chunk, previous)
-                if voice.surplus() > 0:
+                if voice.surplus() > 0 or self._delivery.behind(voice.most_unread):
                     await self._pace(voice)
         if context.live:
             await self._end_segment(context, text, previous)
@@ -281,6 +285,7 @@ class Connection:
     async def _end_segment(self, context: Context, text: str, sent_at: float | None) -> None:
         """Account for a segment whose last sample was sent at `sent_at`."""
         trace = context.trace
+        self._delivery.settle()
         if sent_at is not None:  # a segment that was silent throughout is none to a listener
             trace.segments += 1
             trace.first_sentence_at = trace.first_sentence_at or sent_at
@@ -309,6 +314,7 @@ class Connection:
         seconds = chunk.samples / context.settings.sample_rate
         underruns, starved = player.underruns, player.starved_seconds
         player.receive(seconds, now)
+        self._delivery.sent(seconds)
         if player.underruns != underruns:
             self._metrics.underruns.inc()
             self._metrics.underrun_seconds.inc(player.starved_seconds - starved)
@@ -317,7 +323,10 @@ class Connection:
         return now
 
     async def _pace(self, voice: Voice) -> None:
-        """Wait until the listener has room for the next portion within `lead_ms`."""
+        """Wait until the listener reads, and has room for the next portion within `lead_ms`."""
+        if self._delivery.behind(voice.most_unread):
+            await self._delivery.caught_up(voice.most_unread)
+            voice.player.excuse(clock())
         surplus = voice.surplus()
         if surplus > 0:
             await asyncio.sleep(surplus)
@@ -349,23 +358,6 @@ class Connection:
         for reply in replies:
             await self._send(reply)
 
-    async def _send(self, message: m.ServerMessage) -> None:
-        """Send one message. Raises `PeerGone`, or `SlowConsumer` if the peer reads nothing.
-
-        Messages leave in the order of the calls and cancelling never cuts one. It waits only if the
-        peer has fallen behind.
-        """
-        peer = self.peer
-        if peer.open and peer.has_room:
-            peer.put(message)
-            return
-        try:
-            async with asyncio.timeout(self._server.write_seconds):
-                await peer.send(message)
-        except TimeoutError:
-            seconds = self._server.write_seconds
-            raise SlowConsumer(f"nothing was read for {seconds:g} s while audio was due") from None
-
     # Accounts ------------------------------------------------------------------------------------
 
     def _moved(self, context: Context, old: State | None, new: State) -> None:
@@ -389,7 +381,8 @@ class Connection:
                 and self._voice is not None
                 and self._voice.context is context
             ):
-                self._metrics.orphaned_seconds.inc(self._voice.unheard())
+                unheard = self._voice.unheard(self._delivery.lose())
+                self._metrics.orphaned_seconds.inc(unheard)
             self._metrics.observe(trace, Moment.TERMINAL)
             summary = context.summary()
             self._tracer.ended(trace, summary)

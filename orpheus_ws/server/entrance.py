@@ -13,6 +13,7 @@ from websockets.datastructures import Headers
 
 from orpheus_ws.capacity import Capacity
 from orpheus_ws.config import AuthConfig, ServerConfig
+from orpheus_ws.keys import Key, KeyRing
 from orpheus_ws.metrics import Metrics
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission, Holder
@@ -50,12 +51,15 @@ class Entrance:
         *,
         server: ServerConfig,
         access: AuthConfig,
+        keys: KeyRing,
         admission: Admission,
         health: Health,
         capacity: Capacity,
         metrics: Metrics,
     ) -> None:
         self.admission = admission
+        self.keys = keys
+        """Those that open now; others may take their place at any time."""
         self._server = server
         self._access = access
         self._health = health
@@ -73,29 +77,36 @@ class Entrance:
             return 200, self._room()
         return None
 
-    def identify(self, headers: Headers, target: str) -> str | Refusal:
-        """The name of the key that a request carries. `target` is its path with the query."""
+    def identify(self, headers: Headers, target: str) -> Key | Refusal:
+        """The key that a request carries. `target` is its path with the query."""
         if not auth.allows_origin(self._access, headers):
             return Refusal(403, "origin", "pages of this origin are not listed in auth.origins")
-        name = auth.identify(self._access, headers, target, time.time())
-        if name is None:
+        key = auth.identify(self.keys, headers, target, time.time())
+        if key is None:
             advice = (
                 "send a valid key as 'Authorization: Bearer KEY', or a ?token= that has not expired"
             )
             return Refusal(401, "auth", advice, {"WWW-Authenticate": "Bearer"})
-        return name
+        return key
 
     def admit(self, holder: Holder) -> Refusal | None:
         """Reserve a slot for `holder`; a refusal when there is none."""
-        if self._health.alive and self.admission.reserve(holder, clock()):
-            return None
+        now, wait = clock(), {"Retry-After": str(self._server.retry_after_seconds)}
+        most = self.keys.limits(holder.tenant).sockets
+        if self._health.alive and not self.admission.draining:
+            if not self.admission.has_room_for(holder.tenant, most, now):
+                self._metrics.key_limited.labels(holder.tenant, "sockets").inc()
+                advice = f"this key may have {most} streams at once; close one first"
+                return Refusal(429, "key_limit", advice, wait)
+            if self.admission.reserve(holder, now):
+                return None
         if not self._health.alive:
             reason, advice = "dead", "engine or codec has died; try another server"
         elif self.admission.draining:
             reason, advice = "draining", "the server is going away; try another one"
         else:
             reason, advice = "full", "all streams are in use; try again shortly"
-        return Refusal(503, reason, advice, {"Retry-After": str(self._server.retry_after_seconds)})
+        return Refusal(503, reason, advice, wait)
 
     def count(self, refusal: Refusal, key: str | None) -> None:
         """Somebody was refused; `key` is the name of his, if it is known."""

@@ -17,6 +17,7 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from orpheus_ws.errors import OrpheusError
+from orpheus_ws.keys import Key
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import Connection
@@ -34,8 +35,8 @@ class AdmittedConnection(ServerConnection):
 
     admission: Admission | None = None
     """Who to give the slot back to; set when one is reserved."""
-    key: str | None = None
-    """Name of the key that the request carried; set before a slot is reserved."""
+    key: Key | None = None
+    """What the request carried; set before a slot is reserved."""
     surface: Surface | None = None
     """What is spoken at the path that was asked for."""
     parameters: Mapping[str, str] = {}
@@ -46,6 +47,12 @@ class AdmittedConnection(ServerConnection):
     """What serves it, from the handshake's end to its own."""
     lost = False
     _heard_at = 0.0
+
+    @property
+    def tenant(self) -> str:
+        """See `Holder`."""
+        assert self.key is not None
+        return self.key.tenant
 
     @property
     def silent_since(self) -> float | None:
@@ -103,10 +110,10 @@ class Handshake:
             return self._refuse(connection, Refusal(404, "path", advice))
         assert isinstance(connection, AdmittedConnection)
         connection.surface, connection.parameters = found
-        name = self._entrance.identify(request.headers, request.path)
-        if isinstance(name, Refusal):
-            return self._refuse(connection, name)
-        connection.key = name
+        key = self._entrance.identify(request.headers, request.path)
+        if isinstance(key, Refusal):
+            return self._refuse(connection, key)
+        connection.key = key
         return None
 
     def response(
@@ -166,7 +173,7 @@ class Handshake:
 
     def _refuse(self, connection: ServerConnection, refusal: Refusal) -> Response:
         key = connection.key if isinstance(connection, AdmittedConnection) else None
-        self._entrance.count(refusal, key)
+        self._entrance.count(refusal, None if key is None else key.tenant)
         surface = connection.surface if isinstance(connection, AdmittedConnection) else None
         body = our_refusal if surface is None else surface.refusal
         response = _answer(

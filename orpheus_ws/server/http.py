@@ -6,6 +6,7 @@ and Starlette routes; what they have no limit for, a client that never finishes 
 """
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 from typing import Any, Final
@@ -28,9 +29,11 @@ from websockets.datastructures import Headers
 
 from orpheus_ws.config import AuthConfig, Config
 from orpheus_ws.errors import OrpheusError
+from orpheus_ws.keys import Key
 from orpheus_ws.server import auth, entrance
 from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
 from orpheus_ws.server.http_peer import CLOSE_SECONDS, HttpPeer
+from orpheus_ws.server.ports import tls_arguments
 from orpheus_ws.server.tcp import tune
 from orpheus_ws.surfaces import HttpSurface, Opening, http_surfaces, our_refusal
 
@@ -41,19 +44,25 @@ KEEP_ALIVE_SECONDS: Final = 150
 """An idle connection is closed after so long. Load balancers (60 s) and clients (LiveKit: 120 s) leave
 earlier, so nobody sends a request to a server that closes in that instant."""
 
-Serve = Callable[[HttpPeer, str], Awaitable[None]]
-"""Serve a conversation to its end, with the name of the key."""
+Serve = Callable[[HttpPeer, Key], Awaitable[None]]
+"""Serve a conversation to its end, of whoever has the key."""
 
 
 class HttpFront:
     """What is behind the port. `serve` gets everybody who was admitted."""
 
     def __init__(
-        self, config: Config, doors: Entrance, voices: tuple[str, ...], serve: Serve
+        self,
+        config: Config,
+        doors: Entrance,
+        voices: tuple[str, ...],
+        serve: Serve,
+        tls: ssl.SSLContext | None,
     ) -> None:
         self._config = config
         self._entrance = doors
         self._voices = voices
+        self._tls = tls
         self._peers: set[HttpPeer] = set()
         self._state = ServerState()
         self._listener: asyncio.Server | None = None
@@ -84,6 +93,7 @@ class HttpFront:
             lambda: _Protocol(config, self._state, server.handshake_seconds),
             server.host,
             server.http_port,
+            **tls_arguments(self._tls, server),
         )
         return int(self._listener.sockets[0].getsockname()[1])
 
@@ -168,8 +178,8 @@ class _Speech:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
 
-        async def refuse(refusal: Refusal, key: str | None = None) -> None:
-            self._entrance.count(refusal, key)
+        async def refuse(refusal: Refusal, key: Key | None = None) -> None:
+            self._entrance.count(refusal, None if key is None else key.tenant)
             await _refused(self._surface, refusal)(scope, receive, send)
 
         try:
@@ -191,6 +201,7 @@ class _Speech:
         peer = HttpPeer(
             self._surface,
             reply,
+            key.tenant,
             (receive, send),
             scope["state"]["transport"],
             self._config.server.write_seconds,
@@ -226,7 +237,7 @@ class _Speech:
             voices=self._voices,
         )
 
-    async def _answer(self, peer: HttpPeer, key: str) -> None:
+    async def _answer(self, peer: HttpPeer, key: Key) -> None:
         self._peers.add(peer)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -302,7 +313,7 @@ def _refused(surface: HttpSurface, refusal: Refusal) -> Response:
 
 def _cross_origin(access: AuthConfig) -> list[Middleware]:
     """What lets pages of other hosts ask, where `auth.allows_origin` lets them in."""
-    if not access.origins and not access.keys:
+    if not access.origins and not access.keys and not access.file:
         return []
     cors = Middleware(
         CORSMiddleware,

@@ -27,6 +27,8 @@ _STATUSES: Final[Mapping[str, int]] = {
     "unknown_voice": 400,
     "unsupported_format": 400,
     "text_too_long": 400,
+    "context_limit": 429,
+    "rate_limited": 429,
     "overloaded": 503,
     "shutdown": 503,
 }
@@ -44,7 +46,7 @@ class _Failure(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        if self.status != 503:
+        if self.status not in (429, 503):
             return {}
         return {"Retry-After": str(math.ceil((self.retry_after_ms or 1000) / 1000))}
 
@@ -52,7 +54,7 @@ class _Failure(NamedTuple):
 class HttpPeer:
     """See `Peer`; `write` is the task that sends. As a `Holder` of a slot it is never silent.
 
-    `transport` is the connection, `write_seconds` how long the client may read nothing. `released` is
+    `tenant` is whose request it is, `transport` is the connection, `write_seconds` how long the client may read nothing. `released` is
     called when the slot is not needed any more: before the response ends, so that the next request of
     this client, which comes at once, finds it free.
     """
@@ -63,12 +65,14 @@ class HttpPeer:
         self,
         surface: HttpSurface,
         reply: Reply,
+        tenant: str,
         asgi: tuple[Receive, Send],
         transport: asyncio.Transport,
         write_seconds: float,
         released: Callable[["HttpPeer"], None],
     ) -> None:
         self.surface = surface.name
+        self.tenant = tenant
         self.hang_up: HangUp | None = None
         self._refusal = surface.refusal
         self._reply = reply
@@ -136,6 +140,9 @@ class HttpPeer:
             await self._room.wait()
         if not self.open:
             raise PeerGone("the response is over, or the client has left")
+
+    def ping(self, answered: Callable[[], None]) -> None:
+        """See `Peer`. HTTP has no way to ask."""
 
     async def close(self, code: int, reason: str) -> None:
         """See `Peer`. What was put is sent first; a client that does not take it is cut off."""

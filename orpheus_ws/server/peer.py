@@ -4,7 +4,7 @@ Rule: a `Connection` knows who it speaks to by this alone. What is put leaves in
 calls, and a message that has been put is never cut.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from orpheus_ws import messages as m
@@ -51,6 +51,10 @@ class Peer(Protocol):
 
         The message is put before this first waits. Cancelling only ends the waiting.
         """
+        ...
+
+    def ping(self, answered: Callable[[], None]) -> None:
+        """Have `answered` called once the peer has read what was put so far. It may never be."""
         ...
 
     async def close(self, code: int, reason: str) -> None:

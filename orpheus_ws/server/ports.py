@@ -1,4 +1,4 @@
-"""Ports: whether they can be had, and the one of the metrics.
+"""Ports: where they are, whether they can be had, and the one of the metrics.
 
 Rule: whatever the operating system says of a port becomes one line that names the key to change.
 """
@@ -7,13 +7,56 @@ import asyncio
 import contextlib
 import errno
 import os
+import ssl
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import prometheus_client
 
 from orpheus_ws.config import ServerConfig
 from orpheus_ws.errors import StartupError
 from orpheus_ws.metrics import Metrics
+from orpheus_ws.server.websocket import CLOSE_SECONDS
+from orpheus_ws.surfaces.native import PATH
+
+
+class Address(NamedTuple):
+    """Where a running server listens."""
+
+    host: str
+    port: int
+    metrics_port: int
+    http_port: int | None = None
+    """None: there is no HTTP but the health checks."""
+    tls: bool = False
+    """Of all but the metrics."""
+
+    @property
+    def url(self) -> str:
+        """What a client connects to."""
+        return f"{'wss' if self.tls else 'ws'}://{self._host}:{self.port}{PATH}"
+
+    @property
+    def http_url(self) -> str | None:
+        """Where requests go, without a path; None: nowhere."""
+        if self.http_port is None:
+            return None
+        return f"{'https' if self.tls else 'http'}://{self._host}:{self.http_port}"
+
+    @property
+    def _host(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+def tls_arguments(context: ssl.SSLContext | None, config: ServerConfig) -> dict[str, Any]:
+    """Of `create_server`: for a port that speaks TLS, or for one that does not."""
+    if context is None:
+        return {}
+    return {
+        "ssl": context,
+        "ssl_handshake_timeout": config.handshake_seconds,
+        "ssl_shutdown_timeout": CLOSE_SECONDS,
+    }
 
 
 @contextlib.contextmanager

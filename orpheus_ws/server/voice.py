@@ -4,16 +4,13 @@ Rule: it knows the listener's virtual player and everything between samples and 
 memory. It sends nothing and waits for nothing.
 """
 
-from typing import Final
-
-from orpheus_ws.audio import MOST_FRAMES, Player, Portion, Shaper, portion
+from orpheus_ws.audio import LARGEST_PORTION, Player, Portion, Shaper, portion
 from orpheus_ws.context import Context, State
 from orpheus_ws.engine import Prompt
 from orpheus_ws.pcm import Output
+from orpheus_ws.server.reading import most_unread
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
 from orpheus_ws.trace import clock
-
-LARGEST_PORTION: Final = MOST_FRAMES * FRAME_SECONDS
 
 
 class Voice:
@@ -25,6 +22,7 @@ class Voice:
         self.player = player
         self.output = Output(context.settings.encoding, context.settings.sample_rate)
         self._lead = context.settings.lead_ms / 1000
+        self.most_unread = most_unread(self._lead)
         self._group_lead = group_lead
 
     def prompt(self, text: str) -> Prompt:
@@ -62,12 +60,16 @@ class Voice:
         next_up = portion(in_hand, self._lead, self._group_lead).at_least
         return self.player.seconds_until(self._lead - next_up * FRAME_SECONDS, now)
 
-    def unheard(self) -> float:
-        """Seconds that were generated and will not be heard if nothing more is played."""
+    def unheard(self, unread: float) -> float:
+        """Seconds that were generated and will not be heard if nothing more is played.
+
+        `unread` seconds were sent and are known not to have been read.
+        """
         context = self.context
         generated = context.trace.frames * SAMPLES_PER_FRAME - self.shaper.trimmed
         sent = context.delivered / context.settings.sample_rate
-        return max(0.0, generated / SAMPLE_RATE - sent) + self.player.in_hand(clock())
+        in_hand = max(self.player.in_hand(clock()), unread)
+        return max(0.0, generated / SAMPLE_RATE - sent) + in_hand
 
 
 def player_for(context: Context, last: Voice | None) -> Player:

@@ -5,11 +5,13 @@ frames or none, which are in the socket's own buffer together before anybody wai
 """
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 from websockets.protocol import OPEN
 
 from orpheus_ws import messages as m
@@ -38,6 +40,7 @@ class WebSocketPeer:
         self._translator = translator
         self._outbox = outbox
         self._message_bytes = message_bytes
+        self._pings = itertools.count()
 
     @property
     def open(self) -> bool:
@@ -90,6 +93,22 @@ class WebSocketPeer:
                 self.hang_up = frame
         return size
 
+    def ping(self, answered: Callable[[], None]) -> None:
+        """See `Peer`. The library's own `ping` could not be called without waiting for room."""
+        if not self.open:
+            return
+
+        def done(pong: asyncio.Future[float]) -> None:
+            if pong.exception() is None:  # else the socket was lost
+                answered()
+
+        data = b"read %d" % next(self._pings)
+        pong: asyncio.Future[float] = self.socket.loop.create_future()
+        pong.add_done_callback(done)
+        self.socket.pending_pings[data] = (pong, self.socket.loop.time())
+        self.socket.protocol.send_ping(data)
+        self._outbox.post(self.socket, len(data))
+
     async def close(self, code: int, reason: str) -> None:
         """See `Peer`. It may be that the close frame is never read."""
         try:
@@ -97,3 +116,22 @@ class WebSocketPeer:
                 await self.socket.close(code, reason)
         except TimeoutError:
             self.socket.transport.abort()
+
+
+def traceparent(socket: ServerConnection) -> str | None:
+    """The header of the handshake; several are none, as W3C has it."""
+    assert socket.request is not None
+    found = socket.request.headers.get_all("traceparent")
+    return found[0] if len(found) == 1 else None
+
+
+def close_code(socket: ServerConnection) -> str:
+    """The code of whoever closed first; 1006 when the connection was simply lost.
+
+    Codes that only a client can think of are one label together, or it could make thousands.
+    """
+    protocol = socket.protocol
+    first = protocol.close_rcvd if protocol.close_rcvd_then_sent else protocol.close_sent
+    if first is None:
+        return "1006"
+    return str(int(first.code)) if any(first.code == known for known in CloseCode) else "other"

@@ -195,9 +195,10 @@ def _refusal(status: int, reason: str, advice: str) -> bytes:
 
 
 def _error(status: int, reason: str, advice: str) -> dict[str, str | None]:
+    kind = "invalid_request_error" if status < 500 else "server_error"
     return {
         "message": advice,
-        "type": "invalid_request_error" if status < 500 else "server_error",
+        "type": "requests" if status == 429 else kind,
         "param": _PARAMETERS.get(reason),
         "code": reason,
     }

@@ -11,6 +11,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from orpheus_ws.audio import LARGEST_PORTION
+from orpheus_ws.server.reading import most_unread
 from orpheus_ws.surfaces import surfaces
 from tests.conformance.speakers import client_of, speaking
 from tests.harness import pcm, peer, server, turns_until
@@ -107,6 +109,28 @@ async def test_what_an_interruption_wastes(surface: str) -> None:
         assert 0 < wasted <= LEAD_SECONDS + SEGMENT_SECONDS
         generated = (started.engine.statistics().tokens - before) / 7 * 2048 / SAMPLES_PER_SECOND
         assert generated <= heard / SAMPLES_PER_SECOND / 2 + LEAD_SECONDS + SEGMENT_SECONDS
+
+
+async def test_what_looking_away_wastes(surface: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long turn that nobody reads any more, what leaves is bounded, counted, and ends its slot."""
+    monkeypatch.setattr("orpheus_ws.server.websocket.CLOSE_SECONDS", 0.1)
+    async with server("server.write_seconds=0.3") as started:
+        before = started.engine.statistics().tokens
+        async with speaking(started, surface) as speaker:
+            await speaker.write(LONG, complete=True)
+            heard = 0.0
+            while heard < 0.5:
+                heard += len(await speaker.hear()) / 2 / SAMPLES_PER_SECOND
+            speaker.socket.transport.pause_reading()
+            await turns_until(lambda: not started._connections)
+            assert started.turns.taken == 0
+            speaker.socket.transport.abort()
+        most = LEAD_SECONDS + most_unread(LEAD_SECONDS) + LARGEST_PORTION
+        assert await metric(started, "orpheus_audio_seconds_total") <= heard + most
+        wasted = await metric(started, "orpheus_orphaned_audio_seconds_total")
+        assert most_unread(LEAD_SECONDS) <= wasted <= most + SEGMENT_SECONDS
+        generated = (started.engine.statistics().tokens - before) / 7 * 2048 / SAMPLES_PER_SECOND
+        assert generated <= heard + most + SEGMENT_SECONDS
 
 
 async def test_full(surface: str) -> None:

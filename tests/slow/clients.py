@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
+from orpheus_ws.audio import LARGEST_PORTION
 from orpheus_ws.engine.pocket import VOICE as POCKET
+from orpheus_ws.server.reading import most_unread
 from tests.clients_list import BY_NAME, Client, Findings, record, recorded
 from tests.slow.actors import PING_SECONDS, SIMULATED, VOICE, Actor, Answer, free_port, serving
 from tests.slow.environments import version_of
@@ -30,6 +32,14 @@ SHORT: Final = "Hello there."
 """What is said where it does not matter."""
 HEARD: Final = 0.8
 """Of the words of `TEXT`; the recogniser gets no more than that from some voices."""
+ENDLESS: Final = LONG * 10
+"""What is interrupted by a client that then says nothing, for longer than its buffers could take."""
+AWAY_SECONDS: Final = 12.0
+"""How long it then says nothing: the server must have stopped by itself long before."""
+LEAD: Final = 2.0
+HTTP_LEAD: Final = 10.0
+UNDER_WAY: Final = 0.5
+"""Audio that a client had been given and had not told of when it left."""
 UNANSWERED_PINGS: Final = 15
 AT_ONCE: Final = 3
 """Clients. They mostly wait for speech, which the server sends little faster than it is heard."""
@@ -41,6 +51,7 @@ def find_out(client: Client) -> Findings:
         return {
             "version": version_of(client.environment, client.package),
             **_speech(actor),
+            "barge_in_stops": _wasted(actor) <= most_wasted(client),
             **_failures(actor),
         }
 
@@ -79,6 +90,27 @@ def _speech(actor: Actor) -> Findings:
             "after_silence": lasting,
             "one_socket_after_silence": fourth == 0,
         }
+
+
+def most_wasted(client: Client) -> float:
+    """Seconds that may be sent to who leaves a turn: the lead, what fits the window, and a message."""
+    if client.over_http:  # it can only leave by closing its connection
+        return HTTP_LEAD + LARGEST_PORTION + UNDER_WAY
+    return LEAD + most_unread(LEAD) + LARGEST_PORTION + UNDER_WAY
+
+
+def _wasted(actor: Actor) -> float:
+    """Seconds sent and not heard of a turn that was left, by a client that says nothing after it."""
+    with serving(*SIMULATED) as served:
+        actor.open(served)
+        actor.say(SHORT)
+        before = served.metric("orpheus_audio_seconds_total")
+        heard = actor.interrupt(ENDLESS).seconds
+        time.sleep(AWAY_SECONDS)
+        wasted = served.metric("orpheus_audio_seconds_total") - before - heard
+        orphaned = served.metric("orpheus_orphaned_audio_seconds_total")
+        sys.stderr.write(f"{wasted:.1f} s sent and not heard, {orphaned:.1f} s counted\n")
+        return wasted
 
 
 def _outcomes(metric: Callable[..., float]) -> dict[str, int]:
