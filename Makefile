@@ -27,7 +27,7 @@ TARGETS ?=
 # How long a soak takes; docs/reliability.md says what it is.
 MINUTES ?= 30
 
-.PHONY: demo test test-slow test-numpy1 soak gpu-check fuzz lock licences audit lint format docs clean
+.PHONY: demo test test-slow test-numpy1 soak gpu-check fuzz lock licences audit lint format docs site clean
 
 demo: $(VENV)/.voice
 	@$(BIN)/python -m orpheus_ws say --local --output hello.wav -- "$$TEXT"
@@ -78,6 +78,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/python -m docs.site site
 	$(BIN)/hadolint deploy/container/Dockerfile deploy/container/Dockerfile.cpu
 
 format: $(VENV)/.dev
@@ -89,8 +90,12 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m deploy.grafana.dashboard
 
+# The documentation as a site, in `site/`; a warning is an error.
+site: $(VENV)/.docs
+	$(BIN)/python -m docs.site site
+
 clean:
-	rm -rf $(VENV) $(VENV_NUMPY1) $(VENV_SUPPLY) .fuzz hello.wav gpu-check.json soak .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_NUMPY1) $(VENV_SUPPLY) .fuzz site hello.wav gpu-check.json soak .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.voice: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing the server with the embedded voice into $(VENV) …"
@@ -101,6 +106,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing what the tests need into $(VENV) …"
 	@$(BIN)/python $(INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.voice
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing what builds the pages into $(VENV) …"
+	@$(BIN)/python $(INSTALL) --editable '.[docs]'
+	@touch $@
 
 $(VENV)/.slow: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing what the slow tests need into $(VENV) …"

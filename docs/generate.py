@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 
 from docs.capacity_tables import capacity_page
+from docs.cli_pages import cli_page
 from orpheus_ws.audio import AUDIBLE, Player
 from orpheus_ws.config import Config
 from orpheus_ws.engine import EngineStatistics
@@ -251,6 +252,7 @@ PAGES: Final = {
     "metrics.md": metrics_page,
     "configuration.md": configuration_page,
     "capacity.md": capacity_page,
+    "cli.md": cli_page,
 }
 
 

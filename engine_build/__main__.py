@@ -1,5 +1,6 @@
 """`python -m engine_build`: the command line. Errors of ours become one line and exit code 1."""
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ import msgspec
 from engine_build import plan as plans
 from orpheus_ws import manifest as manifests
 from orpheus_ws import tokens
-from orpheus_ws.errors import OrpheusError, StartupError
+from orpheus_ws.cli.exits import run
+from orpheus_ws.cli.options import CONTEXT, examples
+from orpheus_ws.errors import StartupError
 from orpheus_ws.manifest import Limits
 from orpheus_ws.planning.cost import TALK_SHARE, UTILISATION, Usage
 from orpheus_ws.planning.memory import MAX_PROMPT_TOKENS, Request
@@ -32,9 +35,18 @@ PRECISION = click.Choice(list(BYTES))
 SHARE = click.FloatRange(min=0, max=1, min_open=True)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-def cli() -> None:
+@click.group(
+    context_settings=CONTEXT,
+    epilog=examples(
+        "python -m engine_build verify /models/orpheus --for trtllm",
+        "python -m engine_build plan --gpu h100",
+    ),
+)
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Prepare checkpoints for the engines."""
+    if os.environ.get("NO_COLOR"):
+        context.color = False
 
 
 @contextmanager
@@ -55,7 +67,7 @@ def _show(wrote: str, *commands: str) -> None:
     click.echo("\n".join([wrote, *following]))
 
 
-@cli.command()
+@cli.command(epilog=examples("python -m engine_build tiny /tmp/tiny"))
 @click.argument("out", type=FOLDER)
 @click.option("--seed", default=0, show_default=True, help="Of the random weights.")
 def tiny(out: Path, seed: int) -> None:
@@ -77,7 +89,11 @@ def tiny(out: Path, seed: int) -> None:
     )
 
 
-@cli.command()
+@cli.command(
+    epilog=examples(
+        "python -m engine_build quantize /models/orpheus /models/orpheus-fp8 --device cuda"
+    )
+)
 @click.argument("model", type=FOLDER)
 @click.argument("out", type=FOLDER)
 @click.option(
@@ -127,7 +143,9 @@ def quantize(
     )
 
 
-@cli.command()
+@cli.command(
+    epilog=examples("python -m engine_build manifest /models/orpheus-fp8 --max-batch-size 48")
+)
 @click.argument("model", type=FOLDER)
 @click.option(
     "--voices",
@@ -193,7 +211,12 @@ def _summary(model: Path, made: manifests.Manifest) -> str:
     )
 
 
-@cli.command()
+@cli.command(
+    epilog=examples(
+        "python -m engine_build verify /models/orpheus-fp8 --for trtllm",
+        "python -m engine_build verify /models/orpheus --json",
+    )
+)
 @click.argument("model", type=FOLDER)
 @click.option(
     "--for",
@@ -220,7 +243,12 @@ def verify(model: Path, engine: "EngineName | None", *, as_json: bool) -> None:
         sys.exit(1)
 
 
-@cli.command()
+@cli.command(
+    epilog=examples(
+        "python -m engine_build plan --gpu h100 --price 3.0",
+        "python -m engine_build plan --gpu h100-mig-3g.40gb --weights bf16 --json",
+    )
+)
 @click.option("--gpu", required=True, type=click.Choice(list(GPUS)), help="Which GPU.")
 @click.option("--kv", default="fp8", type=PRECISION, show_default=True, help="The KV cache.")
 @click.option("--weights", default="fp8", type=PRECISION, show_default=True, help="The layers.")
@@ -295,9 +323,10 @@ def plan(
     click.echo(plans.as_json(made) if as_json else plans.table(made))
 
 
+def main() -> None:
+    """Run the command line; what goes wrong is one line on standard error and an exit code."""
+    sys.exit(run(cli, "python -m engine_build", "engine_build"))
+
+
 if __name__ == "__main__":
-    try:
-        cli(prog_name="python -m engine_build")
-    except OrpheusError as error:
-        click.echo(f"engine_build: {error}", err=True)
-        sys.exit(1)
+    main()

@@ -5,21 +5,18 @@ import contextlib
 import io
 import json
 import re
-import shlex
 import time
 import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
-import click
 import msgspec
 import pytest
 from msgspec import inspect
 from websockets.asyncio.client import connect
 from websockets.datastructures import Headers
 
-import engine_build.__main__
-from orpheus_ws import cli, config, errors, session
+from orpheus_ws import config, errors, session
 from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import make_token, verify_token
 from orpheus_ws.capacity import SOURCES
@@ -34,7 +31,8 @@ from orpheus_ws.server import admission, serving
 from orpheus_ws.server.auth import identify
 from orpheus_ws.server.websocket import CLOSE_SECONDS
 from orpheus_ws.synthesis import STALL_SECONDS
-from orpheus_ws.tokens import TAGS
+from orpheus_ws.text import MAX_SEGMENT_SECONDS
+from orpheus_ws.tokens import SAMPLE_RATE, SAMPLES_PER_FRAME, TAGS
 from tests import harness
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +41,8 @@ CLIENTS = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 ENGINE = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+MEASUREMENTS = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -162,6 +162,15 @@ def test_numbers_in_the_text() -> None:
     assert " ".join(f"<{tag}>" for tag in TAGS) in PROTOCOL
 
 
+def test_numbers_of_the_concepts() -> None:
+    """What the page of concepts says of a segment, a frame and a lead is so."""
+    text = " ".join((ROOT / "docs" / "concepts.md").read_text(encoding="utf-8").split())
+    assert f"at most {MAX_SEGMENT_SECONDS:g} s of speech" in text
+    milliseconds = 1000 * SAMPLES_PER_FRAME / SAMPLE_RATE
+    assert f"is {SAMPLES_PER_FRAME} samples: {milliseconds:.0f} ms of sound" in text
+    assert f"`lead_ms` ({m.Settings(voice='x').lead_ms} unless" in text
+
+
 def test_exit_codes() -> None:
     """The operations page lists exactly the exit codes there are, by their names."""
     listed = [(int(row[0]), names(row[1])[0]) for row in table("code", OPERATIONS)]
@@ -222,23 +231,6 @@ def test_links_to_headings(page: Path) -> None:
         assert anchor in anchors(page.parent / target if target else page), anchor
 
 
-@pytest.mark.parametrize(
-    ("program", "commands"),
-    [("python -m engine_build", engine_build.__main__.cli), ("orpheus-ws", cli.cli)],
-)
-def test_commands_of_the_engine_page(program: str, commands: click.Command) -> None:
-    """Every command of ours in its examples is one, with options and values that it takes."""
-    blocks = re.findall(r"```sh\n(.*?)```", ENGINE, re.DOTALL)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    found = [line.partition(f"{program} ")[2] for line in lines if f"{program} " in line]
-    assert len(found) > 5
-    for line in found:
-        command, words = commands, shlex.split(line, comments=True)
-        while isinstance(command, click.Group):
-            command = command.commands[words.pop(0)]
-        command.make_context(line, words)
-
-
 def test_configurations_of_the_engine_page() -> None:
     """Its examples of configuration files are accepted."""
     files = re.findall(r"```toml\n# (\w+\.toml)\n(.*?)```", ENGINE, re.DOTALL)
@@ -262,17 +254,15 @@ async def output_of(example: str, url: str) -> list[str]:
     return output.getvalue().splitlines()
 
 
-async def test_the_readme_examples() -> None:
-    """The client examples of the README are short and speak: the first prints chunks and a result."""
+@pytest.mark.parametrize("page", [README, QUICKSTART], ids=["README", "quickstart"])
+async def test_the_first_example(page: str) -> None:
+    """The client example that newcomers see first is short and speaks: it prints chunks and a result."""
     async with harness.server() as started:
-        example, script = examples(README)
-        for program in (example, script):
-            assert len([line for line in program.splitlines() if line.strip()]) <= 20
+        (example,) = examples(page)
+        assert len([line for line in example.splitlines() if line.strip()]) <= 20
         lines = await output_of(example, started.address.url)
         assert re.fullmatch(r" +0\.00 s: \d+ bytes", lines[0])
         assert "reason='end'" in lines[-1]
-        count = "\nprint(len(pcm))"
-        assert int((await output_of(script + count, started.address.url))[0]) > 0
 
 
 async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,17 +357,30 @@ def test_readme_commands() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
-def test_readme_extras() -> None:
-    """The README has every extra but those that only this repository's own checks need."""
+def test_readme_figures() -> None:
+    """Every number of the README's table was measured: it is on the page of measurements."""
+    (block,) = re.findall(r"^\| measured on .*\n(?:\|.*\n)+", README, re.MULTILINE)
+    heading, _, *rows = block.splitlines()
+    assert "30 November 2026" in heading
+    assert len(rows) >= 4
+    for row in rows:
+        what, figures = row.strip("|").split(" | ")
+        for number in re.findall(r"\d+(?:\.\d+)?", f"{figures} {what.replace('85 ms', '')}"):
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)", MEASUREMENTS), number
+        assert ("simulated" in what) == ("gateway" in what or "transport" in what)
+
+
+def test_extras() -> None:
+    """The quickstart has every extra but those that only this repository's own checks need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    listed = [name for row in table("extra", README) for name in names(row[0])]
+    listed = [name for row in table("extra", QUICKSTART) for name in names(row[0])]
     known = set(project["optional-dependencies"]) - {"check", "dev", "slow"}
     assert sorted(listed) == sorted(known)
 
 
-def test_readme_configuration(tmp_path: Path) -> None:
-    """The configuration example of the README is accepted."""
-    (example,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+def test_the_first_configuration(tmp_path: Path) -> None:
+    """The configuration example of the quickstart is accepted."""
+    (example,) = re.findall(r"```toml\n(.*?)```", QUICKSTART, re.DOTALL)
     file = tmp_path / "server.toml"
     file.write_text(example, encoding="utf-8")
     loaded = config.load(file=file)

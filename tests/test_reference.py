@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from docs import capacity_tables, generate
+from docs import capacity_tables, cli_pages, generate
 from tests.harness import server
 
 
@@ -23,6 +23,12 @@ def test_the_tables_of_the_capacity_page() -> None:
     assert committed("capacity.md") == page, "docs/capacity.md is out of date: run `make docs`"
     for name in capacity_tables.TABLES:
         assert f"<!-- table {name} -->" in page
+
+
+def test_the_page_of_the_command_line() -> None:
+    """`docs/cli.md` is what `make docs` makes of the commands' help."""
+    page = cli_pages.cli_page()
+    assert committed("cli.md") == page, "docs/cli.md is out of date: run `make docs`"
 
 
 async def test_every_metric_of_a_server_is_on_the_page() -> None:

@@ -9,7 +9,7 @@ import click
 
 from orpheus_ws import config as configuration
 from orpheus_ws.access_tokens import make_token
-from orpheus_ws.cli.options import configured
+from orpheus_ws.cli.options import configured, examples
 from orpheus_ws.errors import StartupError
 from orpheus_ws.keys import read_keys
 
@@ -17,7 +17,11 @@ MAX_TTL_SECONDS: Final = 86_400
 """A day. It cannot be taken back but by changing the key, so a page fetches a new one instead."""
 
 
-@click.command("token")
+@click.command(
+    "token",
+    short_help="Print a token for a browser.",
+    epilog=examples("orpheus-ws token web --ttl 60 --config server.toml"),
+)
 @click.argument("name")
 @click.option(
     "--ttl",

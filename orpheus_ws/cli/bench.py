@@ -9,6 +9,8 @@ import click
 import msgspec
 
 from orpheus_ws.cli.files import write
+from orpheus_ws.cli.options import examples
+from orpheus_ws.cli.progress import parts
 from orpheus_ws.errors import BenchFailed, StartupError
 from orpheus_ws.named_parts import install_advice
 
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
     from orpheus_ws.bench.storm import Result as StormResult
 
 
-@click.group()
+@click.group(
+    short_help="Measure parts of the program.",
+    epilog=examples("orpheus-ws bench gateway", "orpheus-ws bench codec --json"),
+)
 def bench() -> None:
     """Measure parts of the program on this machine, each against a baseline in the same run."""
 
@@ -38,11 +43,10 @@ def _needing(extra: str) -> Iterator[None]:
         ) from error
 
 
-def _progress(part: str) -> None:
-    click.echo(f"{part} …", err=True)
-
-
-@bench.command()
+@bench.command(
+    short_help="What the gateway costs for each frame.",
+    epilog=examples("orpheus-ws bench gateway --streams 100 --seconds 10 --lead-ms 1000"),
+)
 @click.option("--streams", default=300, show_default=True, type=click.IntRange(1, 10_000))
 @click.option(
     "--seconds",
@@ -76,7 +80,8 @@ def gateway(streams: int, seconds: float, lead_ms: int, *, as_json: bool) -> Non
     with _needing("bench"):
         from orpheus_ws.bench.gateway import measure
 
-    result = measure(streams, seconds, lead_ms, _progress)
+    with parts(5 if lead_ms else 4) as progress:
+        result = measure(streams, seconds, lead_ms, progress)
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
         return
@@ -99,7 +104,10 @@ def gateway(streams: int, seconds: float, lead_ms: int, *, as_json: bool) -> Non
             )
 
 
-@bench.command()
+@bench.command(
+    short_help="What a storm of connections does to those who are served.",
+    epilog=examples("orpheus-ws bench storm --only health --seconds 3"),
+)
 @click.option("--speakers", default=20, show_default=True, type=click.IntRange(1, 1000))
 @click.option(
     "--per-second",
@@ -132,9 +140,10 @@ def storm(speakers: int, per_second: int, seconds: float, only: str, *, as_json:
     on 127.0.0.1 only. Needs the extra `bench`.
     """
     with _needing("bench"):
-        from orpheus_ws.bench.storm import measure
+        from orpheus_ws.bench.storm import STORMS, measure
 
-    result = measure(speakers, per_second, seconds, only, _progress)
+    with parts(3 if only else 2 + len(STORMS)) as progress:
+        result = measure(speakers, per_second, seconds, only, progress)
     click.echo(msgspec.json.encode(result).decode() if as_json else _storm_table(result))
 
 
@@ -154,7 +163,10 @@ def _storm_table(result: "StormResult") -> str:
     return "\n".join(lines)
 
 
-@bench.command()
+@bench.command(
+    short_help="What decoding costs on this CPU.",
+    epilog=examples("orpheus-ws bench codec --streams 1 --streams 16 --threads 2"),
+)
 @click.option(
     "--streams",
     multiple=True,
@@ -177,7 +189,8 @@ def codec(streams: tuple[int, ...], seconds: float, threads: int, *, as_json: bo
     with _needing("codec"):
         from orpheus_ws.bench.codec import measure
 
-    result = measure(streams, seconds, threads, _progress)
+    with parts(2 * len(streams)) as progress:
+        result = measure(streams, seconds, threads, progress)
     click.echo(msgspec.json.encode(result).decode() if as_json else _codec_table(result))
 
 
@@ -198,7 +211,10 @@ def _codec_table(result: "codec_bench.Result") -> str:
     return "\n".join(lines)
 
 
-@bench.command()
+@bench.command(
+    short_help="Simulate the codec's queue.",
+    epilog=examples("orpheus-ws bench codec-queue --step-ms 4 --plot queue.svg"),
+)
 @click.option("--step-ms", default=2.0, show_default=True, type=click.FloatRange(0.001, 1000))
 @click.option("--stream-ms", default=0.02, show_default=True, type=click.FloatRange(0, 1000))
 @click.option("--arrivals", default=200_000, show_default=True, type=click.IntRange(1, 10_000_000))
@@ -238,9 +254,13 @@ def _queue_table(result: "QueueResult") -> str:
     return "\n".join(lines)
 
 
-@bench.command()
+@bench.command(
+    short_help="Check and time the codec on a GPU.",
+    epilog=examples("orpheus-ws bench gpu-check --out gpu-check.json"),
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="JSON file to write.")
-def gpu_check(out: Path | None) -> None:
+@as_json_option
+def gpu_check(out: Path | None, *, as_json: bool) -> None:
     """Check the codec on a CUDA device and time it there; without one, on the CPU, and slowly.
 
     The exit code is 1 if what is heard is not exact.
@@ -248,10 +268,11 @@ def gpu_check(out: Path | None) -> None:
     with _needing("codec"):
         from orpheus_ws.bench.gpu_check import measure
 
-    report = measure(_progress)
+    with parts(5) as progress:
+        report = measure(progress)
     if out is not None:
         write(out, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-    click.echo(_report_table(report))
+    click.echo(msgspec.json.encode(report).decode() if as_json else _report_table(report))
     if not report.passed:
         raise BenchFailed(f"the codec is not exact on {report.device}: see the checks above")
 

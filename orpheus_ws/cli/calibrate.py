@@ -14,7 +14,7 @@ import msgspec
 
 from orpheus_ws import config as configuration
 from orpheus_ws.cli.exits import Exit
-from orpheus_ws.cli.options import configured, flags
+from orpheus_ws.cli.options import configured, examples, flags
 from orpheus_ws.errors import BenchFailed, OrpheusError
 from orpheus_ws.keys import new_key
 
@@ -28,7 +28,13 @@ PROBE_SECONDS: Final = 15.0
 CONFIRM_SECONDS: Final = 600.0
 
 
-@click.command()
+@click.command(
+    short_help="Find out how many streams this machine serves.",
+    epilog=examples(
+        "orpheus-ws calibrate --engine trtllm --model /models/orpheus --out calibration.json",
+        "orpheus-ws calibrate --set engine.manifest=manifest.json --objective-ms 300 --max 16",
+    ),
+)
 @configured("engine", "model")
 @click.option(
     "--objective-ms",

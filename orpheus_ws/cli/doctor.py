@@ -12,7 +12,7 @@ import msgspec
 
 from orpheus_ws import config as configuration
 from orpheus_ws.cli.exits import Exit
-from orpheus_ws.cli.options import SHORTCUTS, configured, flags
+from orpheus_ws.cli.options import SHORTCUTS, configured, examples, flags
 from orpheus_ws.errors import StartupError
 
 if TYPE_CHECKING:
@@ -24,7 +24,14 @@ MARGIN: Final = 25
 NARROWEST: Final = 60
 
 
-@click.command()
+@click.command(
+    short_help="Say whether serve can start, and serve well.",
+    epilog=examples(
+        "orpheus-ws doctor",
+        "orpheus-ws doctor --config server.toml",
+        "orpheus-ws doctor --engine trtllm --model /models/orpheus --json",
+    ),
+)
 @configured(*SHORTCUTS)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def doctor(

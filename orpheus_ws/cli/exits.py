@@ -1,4 +1,4 @@
-"""Exit codes of every command. They are documented in `docs/operations.md`.
+"""How every command ends: in a line that says what to do, and a code. `docs/operations.md` has them.
 
 Rule: a code says what a supervisor needs to know to go on. They stay below 64, clear of the ranges
 of `sysexits.h` and of what shells use for signals, so that 143 means that SIGTERM killed the process
@@ -18,6 +18,8 @@ import click
 from orpheus_ws import logs
 from orpheus_ws.errors import OrpheusError
 
+PROGRAM: Final = "orpheus-ws"
+
 
 class Exit(IntEnum):
     """How a command ended."""
@@ -36,17 +38,41 @@ class Exit(IntEnum):
     STOPPED = 5
     """`serve`: a second signal ended the drain."""
     INTERRUPTED = 6
-    """`calibrate`: a signal ended it, and nothing was written to a manifest."""
+    """Ctrl-C ended it; `calibrate` wrote nothing to a manifest."""
 
 
 LOG_SECONDS: Final = 2.0
 """For what was logged to be written, when nobody may be reading it any more."""
 
 
-def report(error: OrpheusError) -> Exit:
+def run(commands: click.Group, name: str, program: str = PROGRAM) -> Exit:
+    """Run a command line, called `name` by its user, to its end.
+
+    What is wrong with it, or went wrong, is one line on standard error that begins with `program`.
+    """
+    try:
+        code = commands.main(prog_name=name, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return Exit.USAGE
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else name
+        # Some of click's messages are lists.
+        said = " ".join(error.format_message().split()).removesuffix(".")
+        click.echo(f"{program}: {said}; see `{command} --help`", err=True)
+        return Exit.USAGE
+    except click.Abort:
+        click.echo(f"{program}: interrupted", err=True)
+        return Exit.INTERRUPTED
+    except OrpheusError as error:
+        return report(error, program)
+    return Exit(code or Exit.DONE)
+
+
+def report(error: OrpheusError, program: str = PROGRAM) -> Exit:
     """Say in one line on standard error what went wrong."""
     logs.finish(LOG_SECONDS)
-    click.echo(f"orpheus-ws: {error}", err=True)
+    click.echo(f"{program}: {error}", err=True)
     return Exit.FAILED
 
 

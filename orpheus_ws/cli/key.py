@@ -3,15 +3,18 @@
 import click
 import msgspec
 
+from orpheus_ws.cli.options import examples
 from orpheus_ws.keys import new_key
 
 
-@click.group()
+@click.group(
+    short_help="Make keys of those who may connect.", epilog=examples("orpheus-ws key new alice")
+)
 def key() -> None:
     """Keys of those who may connect."""
 
 
-@key.command("new")
+@key.command("new", short_help="Make a key.", epilog=examples("orpheus-ws key new alice"))
 @click.argument("name")
 def new(name: str) -> None:
     """Print a fresh key for NAME on standard output, and on standard error what the server is told.

@@ -11,6 +11,7 @@ import msgspec
 
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.cli.files import write
+from orpheus_ws.cli.options import examples
 from orpheus_ws.cli.say import API_KEY_VARIABLE, CA, trust
 from orpheus_ws.planning.cost import TALK_SHARE, UTILISATION, Usage
 
@@ -23,7 +24,14 @@ LINE_SECONDS: Final = 5.0
 OPEN_LOOP_SOCKETS: Final = 1000
 
 
-@click.command()
+@click.command(
+    short_help="Put a load on a server, and hear it.",
+    epilog=examples(
+        "orpheus-ws load ws://127.0.0.1:8765/v1/tts",
+        "orpheus-ws load ws://127.0.0.1:8765/v1/tts --streams 50 --seconds 120 --report load.html",
+        "orpheus-ws load wss://speech.example.com/v1/tts --rate 2 --objective-ms 300 --json",
+    ),
+)
 @click.argument("url")
 @click.option("--streams", type=click.IntRange(1, 10_000), help="Sockets that speak.  [10]")
 @click.option(

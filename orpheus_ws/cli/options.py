@@ -1,6 +1,6 @@
-"""Options of the commands that take the configuration of `serve`.
+"""What several commands share: how their help looks, and the options of `serve`.
 
-Rule: what `serve` can be told, each of them can be told in the same words.
+Rule: what `serve` can be told, each command that takes its configuration can be told in the same words.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,15 @@ SHORTCUTS: Final = {
 }
 """The key of each, and what it means."""
 
+CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help. Each line is a command as it may be typed."""
+    # Click fills paragraphs, but for those that begin with this.
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def configured(*shortcuts: str) -> Callable[[Command], Command]:

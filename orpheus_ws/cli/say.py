@@ -19,10 +19,13 @@ import click
 import msgspec
 import numpy as np
 
+from orpheus_ws import messages as m
 from orpheus_ws.audio import AUDIBLE
+from orpheus_ws.cli.options import examples
+from orpheus_ws.cli.progress import advancing
 from orpheus_ws.client import Backoff, connect
 from orpheus_ws.client.connection import check_url
-from orpheus_ws.errors import ClientError, Refused, StartupError
+from orpheus_ws.errors import ClientError, Refused, StartupError, Unreachable
 from orpheus_ws.settings import ENVIRONMENT_PREFIX
 from orpheus_ws.tokens import SAMPLE_RATE
 
@@ -64,7 +67,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     audio_seconds: float
 
 
-@click.command()
+@click.command(
+    short_help="Speak a text into a file, or aloud.",
+    epilog=examples(
+        'orpheus-ws say "Hello there." -o hello.wav',
+        'orpheus-ws say --local "No server is needed." -o hello.wav',
+        "orpheus-ws say --url wss://speech.example.com/v1/tts --voice leo < letter.txt",
+        'orpheus-ws say -o - "Into another program." | ffplay -autoexit -nodisp -',
+    ),
+)
 @click.argument("text", nargs=-1)
 @click.option("-o", "--output", help="WAV file to write, or - for standard output.")
 @click.option("--url", help=f"The server; {DEFAULT_URL} if none is named.")
@@ -100,7 +111,9 @@ def say(
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(_local_server()) if local else url
         write = stack.enter_context(_destination(output))
-        report = asyncio.run(_say(address, api_key, words, voice, write, aloud=output is None))
+        advance = stack.enter_context(advancing(len(words), "speaking"))
+        saying = _say(address, api_key, words, voice, write, advance, aloud=output is None)
+        report = asyncio.run(saying)
     if output not in (None, "-"):
         click.echo(f"wrote {output}", err=True)
     if as_json:
@@ -122,6 +135,7 @@ async def _say(
     text: str,
     voice: str | None,
     write: Callable[[bytes], object],
+    advance: Callable[[int], None],
     *,
     aloud: bool,
 ) -> Report:
@@ -132,17 +146,21 @@ async def _say(
     async with connect(url, api_key=api_key, backoff=Backoff(waiting=_waiting)) as client:
         utterance = client.speak(text, voice=voice, lead_ms=None if aloud else FILE_LEAD_MS)
         started = time.monotonic()
-        async for chunk in utterance:
+        async for event in utterance.events():
+            if isinstance(event, m.Segment):
+                advance(len(event.text))
+            if not isinstance(event, m.Audio):
+                continue
             now = time.monotonic() - started
             first_byte = now if first_byte is None else first_byte
-            pcm = np.frombuffer(chunk.pcm, "<i2")
+            pcm = np.frombuffer(event.pcm, "<i2")
             if first_audio is None and np.any(np.abs(pcm / 32767.0) >= AUDIBLE):
                 first_audio = now
             samples += len(pcm)
             seconds = samples / SAMPLE_RATE
             if factor == 0.0 or seconds - now < lead - 1.0:
                 factor = seconds / now
-            await asyncio.to_thread(write, chunk.pcm)
+            await asyncio.to_thread(write, event.pcm)
     for warning in utterance.warnings:
         click.echo(f"warning: {warning.message}", err=True)
     if first_byte is None:
@@ -157,6 +175,9 @@ async def _say(
 
 def _waiting(error: ClientError, seconds: float) -> None:
     """A full server may have room in a moment; one that is not there is a mistake to be told now."""
+    if isinstance(error, Unreachable):
+        advice = "Start one with `orpheus-ws serve`, or use --local"
+        raise Unreachable(f"{error} {advice}") from error
     if not isinstance(error, Refused):
         raise error
     click.echo(f"waiting {seconds:.1f} s: {error}", err=True)
@@ -223,6 +244,8 @@ def _player() -> Iterator[Callable[[bytes], object]]:
 @contextlib.contextmanager
 def _local_server() -> Iterator[str]:
     """Run a server with the embedded voice on a free port; yields its URL and stops it."""
+    if sys.stderr.isatty():
+        click.echo("starting a server …", err=True)
     command = [sys.executable, "-m", "orpheus_ws", "serve"]
     command += ["--port", "0", "--metrics-port", "0", "--set", "log.level=warning"]
     # Without our own settings: they describe the server that the user runs.

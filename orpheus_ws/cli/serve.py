@@ -16,7 +16,7 @@ import click
 from orpheus_ws import config as configuration
 from orpheus_ws import logs
 from orpheus_ws.cli.exits import Exit, end_children, leave, leave_anyway, report
-from orpheus_ws.cli.options import SHORTCUTS, configured, flags
+from orpheus_ws.cli.options import SHORTCUTS, configured, examples, flags
 from orpheus_ws.errors import OrpheusError
 
 CLOSE_SECONDS: Final = 30.0
@@ -24,7 +24,15 @@ CLOSE_SECONDS: Final = 30.0
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-@click.command()
+@click.command(
+    short_help="Serve speech until told to stop.",
+    epilog=examples(
+        "orpheus-ws serve",
+        "orpheus-ws serve --config server.toml --port 9000 --set limits.contexts=8",
+        "orpheus-ws serve --engine simulated --set codec.name=simulated",
+        "orpheus-ws serve --engine torch --model /models/orpheus --uncalibrated 4",
+    ),
+)
 @configured(*SHORTCUTS)
 def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None) -> None:
     """Serve speech until SIGTERM or SIGINT, then let open utterances finish; a second one does not.
