@@ -142,6 +142,9 @@ def storm(speakers: int, per_second: int, seconds: float, only: str, *, as_json:
     with _needing("bench"):
         from orpheus_ws.bench.storm import STORMS, measure
 
+    names = [storm.name for storm in STORMS]
+    if only not in ("", *names):
+        raise click.UsageError(f"there is no storm {only!r}; there are {', '.join(names)}")
     with parts(3 if only else 2 + len(STORMS)) as progress:
         result = measure(speakers, per_second, seconds, only, progress)
     click.echo(msgspec.json.encode(result).decode() if as_json else _storm_table(result))
