@@ -189,7 +189,7 @@ def test_who_has_json() -> None:
         for context in contexts()
         if any("--json" in parameter.opts for parameter in context.command.params)
     }
-    wanted = "say load calibrate doctor gateway codec codec-queue gpu-check plan verify"
+    wanted = "say load calibrate doctor gateway storm codec codec-queue gpu-check plan verify"
     assert having == set(wanted.split())
 
 

@@ -161,6 +161,7 @@ def test_settings_defaults() -> None:
         "max_delay_ms": 400,
         "lead_ms": 2000,
         "words": False,
+        "trace": False,
         "traceparent": None,
     }
 
