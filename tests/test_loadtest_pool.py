@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -256,18 +255,3 @@ def test_faults_are_documented() -> None:
     )
     (table,) = re.findall(r"\| fault \|.*?\n\n", PAGE, re.DOTALL)
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == found
-
-
-def test_the_example_of_the_page(tmp_path: Path) -> None:
-    """It runs as it stands, as a program of its own."""
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    file = tmp_path / "example.py"
-    with serving() as (_, announcement):
-        file.write_text(example.replace("ws://127.0.0.1:8765/v1/tts", announcement["url"]))
-        done = subprocess.run(
-            [sys.executable, str(file)],
-            capture_output=True, text=True, timeout=60, check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "Spread(count=2" in done.stdout

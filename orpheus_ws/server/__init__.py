@@ -122,6 +122,7 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
             compression=None,
             server_header=None,
             open_timeout=config.handshake_seconds,
+            close_timeout=CLOSE_SECONDS,
             **tls_arguments(server.context, config),
             ping_interval=config.ping_seconds,
             ping_timeout=None,

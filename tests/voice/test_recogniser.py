@@ -52,6 +52,7 @@ def shuffled(samples: NDArray[np.int16]) -> NDArray[np.int16]:
     return np.concatenate(frames)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_speech_is_understood() -> None:
     """Within 3 points of the words that the codec brings across offline; shuffled, under 20 %."""
