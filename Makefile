@@ -16,8 +16,10 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --constraint const
 # Tests that need torch and the embedded voice; the others also run without either.
 VOICE_TESTS := tests/voice
 PYTEST := -m pytest
-# Tests at a time. Of the slow ones, whole files; those that measure run one by one.
-WORKERS ?= 2
+# Tests at a time: they wait more than they compute. Of the slow ones, whole files, which do compute; those that
+# measure run one by one.
+WORKERS ?= 4
+SLOW_WORKERS ?= 2
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 SLOW := --timeout 1200
 
@@ -36,7 +38,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -X dev $(PYTEST) $(SIDE_BY_SIDE) -m "not slow" --ignore tests/slow $(TESTS)
 
 test-slow: $(VENV)/.slow
-	$(BIN)/python $(PYTEST) $(SLOW) -n $(WORKERS) --dist loadfile -m "slow and not alone" $(TESTS)
+	$(BIN)/python $(PYTEST) $(SLOW) -n $(SLOW_WORKERS) --dist loadfile -m "slow and not alone" $(TESTS)
 	$(BIN)/python $(PYTEST) $(SLOW) -m "slow and alone" $(TESTS)
 
 # A server for a long time under clients that misbehave: nothing lost, nothing left, no growth.

@@ -214,8 +214,8 @@ def test_tokens_that_cannot_be() -> None:
     ("arguments", "advice"),
     [
         (("serve", "--set", "server.prot=1"), "'server.port'"),
-        (("serve", "--engine", "pockt"), "pocket, simulated"),
-        (("serve", "--engine", "simulated", "--set", "codec.name=loop"), "no codec 'loop'"),
+        (("serve", *FREE_PORTS, "--engine", "pockt"), "pocket, simulated"),
+        (("serve", *FREE_PORTS, *SIMULATED, "--set", "codec.name=loop"), "no codec 'loop'"),
         (("serve", *SIMULATED, "--host", "0.0.0.0"), "auth.keys"),
         (("serve", *SIMULATED, "--port", "many"), "server.port"),
         (("serve", "--config", "/nonexistent.toml"), "/nonexistent.toml"),

@@ -130,10 +130,11 @@ async def test_refusals_leave_no_garbage(monkeypatch: pytest.MonkeyPatch) -> Non
         try:
             for _ in range(20):
                 async with raw(started, UPGRADE + b"\r\n") as refused:
-                    assert await refused.status() == b"503"
+                    # The latter for the one whose turn it is in this second.
+                    assert await refused.status() in (b"503", b"401")
                 async with raw(started, b"GET"):
                     pass
-            await turns_until(lambda: started.door.waiting == 2)
+            await turns_until(lambda: started.door.waiting <= 2)
             await asyncio.sleep(0)
             kept = [each for each in gc.get_objects() if type(each) is AdmittedConnection]
             assert len(kept) <= 5
