@@ -288,15 +288,8 @@ def test_a_signal_to_read_again(tmp_path: Path) -> None:
     secured = [part for setting in given for part in ("--set", setting)]
     with serving(*secured) as (process, announced):
         assert announced["url"].startswith("wss://")
-        say = (
-            "say",
-            "--url",
-            announced["url"],
-            "--ca",
-            str(authority.file),
-            "-o",
-            str(tmp_path / "a.wav"),
-        )
+        wav, ca = str(tmp_path / "a.wav"), str(authority.file)
+        say = ("say", "--url", announced["url"], "--ca", ca, "-o", wav)
         assert run(*say, "--api-key", "one", "Hello.").returncode == 0
         unknown = run("say", "--url", announced["url"], "--api-key", "one", "-o", "-", "Hello.")
         assert (unknown.returncode, "--ca" in unknown.stderr) == (1, True)

@@ -24,7 +24,8 @@ import pytest
 import engine_build.__main__
 from orpheus_ws import cli, config
 from tests import harness
-from tests.test_docs import PAGES, ROOT
+from tests.pages import ROOT
+from tests.test_docs import PAGES
 
 PROGRAMS = {"orpheus-ws": cli.cli, "python -m engine_build": engine_build.__main__.cli}
 URL = "ws://127.0.0.1:8765/v1/tts"

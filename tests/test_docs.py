@@ -21,9 +21,6 @@ from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import make_token, verify_token
 from orpheus_ws.capacity import SOURCES
 from orpheus_ws.cli.exits import Exit
-from orpheus_ws.client import Backoff
-from orpheus_ws.client.backoff import PATIENCE_SECONDS
-from orpheus_ws.client.lasting import OPEN_SECONDS
 from orpheus_ws.context import MAX_FLUSHES
 from orpheus_ws.keys import read_keys
 from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
@@ -34,31 +31,14 @@ from orpheus_ws.synthesis import STALL_SECONDS
 from orpheus_ws.text import MAX_SEGMENT_SECONDS
 from orpheus_ws.tokens import SAMPLE_RATE, SAMPLES_PER_FRAME, TAGS
 from tests import harness
+from tests.pages import CLIENTS, PROTOCOL, ROOT, names, table
 
-ROOT = Path(__file__).parents[1]
-PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
-CLIENTS = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 ENGINE = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 MEASUREMENTS = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def table(first_column: str, page: str = PROTOCOL) -> list[list[str]]:
-    """Rows of all tables of a page whose first heading is this, as cells."""
-    rows: list[list[str]] = []
-    for block in re.findall(rf"^\| {first_column} \|.*\n(?:\|.*\n)+", page, re.MULTILINE):
-        lines = block.splitlines()[2:]
-        rows += [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert rows
-    return rows
-
-
-def names(cell: str) -> list[str]:
-    """What stands between backticks."""
-    return re.findall(r"`([^`]+)`", cell)
 
 
 def kinds(union: object) -> dict[str, type[msgspec.Struct]]:
@@ -287,39 +267,6 @@ async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (line,) = await output_of(tokens, "")
         token = line.partition("?token=")[2]
         assert verify_token({"web": "secret"}, token, time.time()) == "web"
-
-
-def test_client_errors_are_documented() -> None:
-    """The clients' page has every error that the client raises, and what it says of trying again."""
-    rows = {names(row[0])[0]: row[2] for row in table("error", CLIENTS)}
-    kinds = {kind.__name__: kind for kind in errors.ClientError.__subclasses__()}
-    assert set(rows) == {"ClientError", *kinds}
-    assert [name for name, cell in rows.items() if cell == "yes"] == [
-        name for name in rows if name in kinds and kinds[name].retryable
-    ]
-    for status in (408, 429, 500, 503):
-        assert errors.Refused("", status=status).retryable
-    for status in map(int, re.findall(r"\d{3}", rows["Refused"].partition("not")[2])):
-        assert not errors.Refused("", status=status).retryable
-
-
-def test_numbers_of_the_client() -> None:
-    """Numbers that the clients' page mentions are those of the code."""
-    backoff = Backoff()
-    assert f"`patience` seconds ({PATIENCE_SECONDS:g})" in CLIENTS
-    assert f"from {backoff.first:g} s to {backoff.cap:g} s" in CLIENTS
-    assert f"first={backoff.first}, cap={backoff.cap}" in CLIENTS
-    assert f"`open_timeout` seconds ({OPEN_SECONDS:g})" in CLIENTS
-
-
-def test_results_of_the_client() -> None:
-    """The clients' page has every field of a chunk and of a result."""
-    rows = {names(row[0])[0]: names(row[2]) for row in table("result", CLIENTS)}
-    assert set(rows) == {"Done", "Cancelled", "None"}
-    for kind in (m.Done, m.Cancelled):
-        assert set(kind.__struct_fields__) - {"context"} <= set(rows[kind.__name__])
-    (chunk,) = re.findall(r"^A chunk has .*?\n\n", CLIENTS, re.MULTILINE | re.DOTALL)
-    assert set(names(chunk)) == {*m.Audio.__struct_fields__, "started"}
 
 
 MEASURED = ("session", "queue_ms", "audio_ms", "ttfa_ms", "rtf")

@@ -10,7 +10,7 @@ import pytest
 from msgspec import inspect
 
 from orpheus_ws import config
-from tests.test_docs import ROOT, names, table
+from tests.pages import ROOT, names, table
 
 PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
 ROWS = table("what", PAGE)

@@ -29,40 +29,25 @@ LATENCIES = (
 )
 # The page's table. One name differs from it: the gauge of live contexts is not `orpheus_contexts`,
 # which Prometheus' client refuses beside the counter `orpheus_contexts_total`.
-TYPES = {
-    **dict.fromkeys(LATENCIES, "histogram"),
-    "orpheus_chunk_gap_seconds": "histogram",
-    **dict.fromkeys(("orpheus_capacity_source", "orpheus_sockets_admitted"), "gauge"),
-    **dict.fromkeys(("orpheus_slots_taken", "orpheus_contexts_awaiting_turn"), "gauge"),
-    "orpheus_turns_missed_total": "counter",
-    "orpheus_underruns_total": "counter",
-    "orpheus_underrun_seconds_total": "counter",
-    "orpheus_real_time_factor": "histogram",
-    "orpheus_tokens_total": "counter",
-    "orpheus_invalid_tokens_total": "counter",
-    "orpheus_frames_total": "counter",
-    "orpheus_audio_seconds_total": "counter",
-    "orpheus_sockets": "gauge",
-    "orpheus_live_contexts": "gauge",
-    "orpheus_capacity": "gauge",
-    "orpheus_alive": "gauge",
-    "orpheus_draining_seconds": "gauge",
-    "orpheus_drain_limit_seconds": "gauge",
-    "orpheus_contexts_waiting_over_1s": "gauge",
-    "orpheus_segments_stalled_over_1s": "gauge",
-    "orpheus_codec_streams": "gauge",
-    "orpheus_codec_busy_seconds": "gauge",
-    "orpheus_handshakes_refused_total": "counter",
-    "orpheus_socket_closes_total": "counter",
-    "orpheus_key_limited_total": "counter",
-    "orpheus_key_characters_total": "counter",
-    "orpheus_reloads_total": "counter",
-    "orpheus_contexts_total": "counter",
-    "orpheus_orphaned_audio_seconds_total": "counter",
-    "orpheus_codec_batch_streams": "histogram",
-    "orpheus_codec_step_seconds": "histogram",
-    "orpheus_event_loop_late_seconds": "histogram",
-}
+TYPES = dict.fromkeys(LATENCIES, "histogram")
+for kind, words in {
+    "gauge": (
+        "capacity_source sockets_admitted slots_taken contexts_awaiting_turn sockets "
+        "live_contexts capacity alive draining_seconds drain_limit_seconds "
+        "contexts_waiting_over_1s segments_stalled_over_1s codec_streams codec_busy_seconds"
+    ),
+    "histogram": (
+        "chunk_gap_seconds real_time_factor codec_batch_streams codec_step_seconds "
+        "event_loop_late_seconds"
+    ),
+    "counter": (
+        "turns_missed_total underruns_total underrun_seconds_total tokens_total "
+        "invalid_tokens_total frames_total audio_seconds_total handshakes_refused_total "
+        "socket_closes_total key_limited_total key_characters_total reloads_total contexts_total "
+        "orphaned_audio_seconds_total"
+    ),
+}.items():
+    TYPES |= {f"orpheus_{name}": kind for name in words.split()}
 LABELS = {
     **{name: {"surface"} for name in LATENCIES},
     "orpheus_live_contexts": {"state"},

@@ -47,8 +47,7 @@ def test_who_is_held_back_has_its_lead_unread(
     on is enough to be sent more.
     """
     reading, most = Reading(), most_unread(lead)
-    sent = 0.0
-    arrived = 0.0  # read by the client, without what it is still to answer
+    sent = arrived = 0.0  # the latter: read by the client, without what it is still to answer
     stream: deque[tuple[float, float | None]] = deque()  # up to where, and the receipt that is due
     answers: deque[float] = deque()
 
@@ -68,10 +67,8 @@ def test_who_is_held_back_has_its_lead_unread(
             ask = utter(reading, size)
             sent += size
             stream.append((sent, ask))
-        for _ in range(min(reads, len(stream))):
-            _, receipt = stream.popleft()
-            if receipt is not None:
-                answers.append(receipt)
+        read = [stream.popleft()[1] for _ in range(min(reads, len(stream)))]
+        answers += [receipt for receipt in read if receipt is not None]
         if delivered:
             pongs()
     answers += [receipt for _, receipt in stream if receipt is not None]

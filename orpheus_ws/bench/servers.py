@@ -93,12 +93,7 @@ async def _floor(setup: Setup, pipe: Connection) -> None:
     async def greet(socket: ServerConnection) -> None:
         tune(socket.transport)
         limits = m.Limits(
-            contexts=1,
-            text_chars=1,
-            message_bytes=1,
-            messages_per_second=1,
-            idle_seconds=1,
-            session_seconds=1,
+            contexts=1, text_chars=1, message_bytes=1, idle_seconds=1, session_seconds=1
         )
         ready = m.Ready(session="", encodings=(), sample_rates=(), voices=(), limits=limits)
         await socket.send(_WIRE.encode_reply(ready))

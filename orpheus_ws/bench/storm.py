@@ -184,10 +184,24 @@ def _part(storm: Storm, speakers: int, per_second: int, seconds: float, calm: Pa
         hearing.tell(listeners.Window(began, ended))
         heard: listeners.Heard = hearing.hear()
         server.tell("stop")
+    return _figures(storm, seen, cpu, ended - began, turns, visits, heard, calm)
+
+
+def _figures(
+    storm: Storm,
+    seen: attackers.Seen,
+    cpu: float,
+    seconds: float,
+    turns: list[float],
+    visits: list[float],
+    heard: listeners.Heard,
+    calm: Part | None,
+) -> Part:
+    """What one part comes to; `cpu` are the server's seconds of it, `calm` is what it costs without a storm."""
     if heard.failures or not heard.messages:
-        raise BenchFailed(f"{heard.failures} of {speakers} streams ended early in {storm.name!r}")
-    share = cpu / (ended - began)
-    extra = 0.0 if calm is None else (share - calm.cpu_share) * (ended - began)
+        raise BenchFailed(f"{heard.failures} streams ended early in {storm.name!r}")
+    share = cpu / seconds
+    extra = 0.0 if calm is None else (share - calm.cpu_share) * seconds
     return Part(
         name=storm.name,
         attempts_per_second=round(seen.attempts / seen.seconds, 1) if seen.attempts else 0.0,

@@ -120,12 +120,23 @@ def load(
     early and reports what was measured.
     """
     # Imported here, so that the other commands need neither what it needs nor its time.
-    from orpheus_ws.loadtest import run, run_naive
     from orpheus_ws.loadtest.report import page
 
     trust(ca)
     plan = _plan(url, **options)
     usage = _usage(plan, price, talk_share=talk_share, utilisation=utilisation)
+    result = _run(plan, api_key, naive=naive)
+    if usage is not None:
+        result = msgspec.structs.replace(result, usage=usage, cost=usage.cost(plan.streams))
+    if report is not None:
+        write(report, page(result, _cost_tables(result)).encode())
+    _tell(result, out, as_json=as_json)
+    sys.exit(Exit.FAILED if result.broken else Exit.DONE)
+
+
+def _run(plan: "Plan", api_key: str | None, *, naive: bool) -> "Result":
+    from orpheus_ws.loadtest import run, run_naive
+
     with _watching(plan) as watch:
         result = run(plan, api_key=api_key, watch=watch)
     if naive and not result.interrupted:
@@ -133,12 +144,7 @@ def load(
         with _watching(plan) as watch:
             compared = run_naive(plan, api_key=api_key, watch=watch)
         result = msgspec.structs.replace(result, naive=compared)
-    if usage is not None:
-        result = msgspec.structs.replace(result, usage=usage, cost=usage.cost(plan.streams))
-    if report is not None:
-        write(report, page(result, _cost_tables(result)).encode())
-    _tell(result, out, as_json=as_json)
-    sys.exit(Exit.FAILED if result.broken else Exit.DONE)
+    return result
 
 
 def _tell(result: "Result", out: Path | None, *, as_json: bool) -> None:

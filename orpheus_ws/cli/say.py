@@ -119,14 +119,17 @@ def say(
     if as_json:
         click.echo(msgspec.json.encode(report).decode(), err=output == "-")
     else:
-        first_audio = report.time_to_first_audio_ms
-        click.echo(
-            f"time to first byte   {report.time_to_first_byte_ms:8.1f} ms\n"
-            f"time to first audio  {'      --' if first_audio is None else f'{first_audio:8.1f}'} ms\n"
-            f"real-time factor     {report.real_time_factor:8.1f} (waiting and the way included)\n"
-            f"audio                {report.audio_seconds:8.2f} s",
-            err=True,
-        )
+        click.echo(_table(report), err=True)
+
+
+def _table(report: Report) -> str:
+    first_audio = report.time_to_first_audio_ms
+    return (
+        f"time to first byte   {report.time_to_first_byte_ms:8.1f} ms\n"
+        f"time to first audio  {'      --' if first_audio is None else f'{first_audio:8.1f}'} ms\n"
+        f"real-time factor     {report.real_time_factor:8.1f} (waiting and the way included)\n"
+        f"audio                {report.audio_seconds:8.2f} s"
+    )
 
 
 async def _say(
@@ -140,9 +143,8 @@ async def _say(
     aloud: bool,
 ) -> Report:
     first_byte = first_audio = None
-    samples = 0
+    samples, factor = 0, 0.0
     lead = 2.0 if aloud else FILE_LEAD_MS / 1000
-    factor = 0.0
     async with connect(url, api_key=api_key, backoff=Backoff(waiting=_waiting)) as client:
         utterance = client.speak(text, voice=voice, lead_ms=None if aloud else FILE_LEAD_MS)
         started = time.monotonic()
@@ -157,9 +159,8 @@ async def _say(
             if first_audio is None and np.any(np.abs(pcm / 32767.0) >= AUDIBLE):
                 first_audio = now
             samples += len(pcm)
-            seconds = samples / SAMPLE_RATE
-            if factor == 0.0 or seconds - now < lead - 1.0:
-                factor = seconds / now
+            if factor == 0.0 or samples / SAMPLE_RATE - now < lead - 1.0:
+                factor = samples / SAMPLE_RATE / now
             await asyncio.to_thread(write, event.pcm)
     for warning in utterance.warnings:
         click.echo(f"warning: {warning.message}", err=True)

@@ -79,9 +79,7 @@ async def open_connection(
     """
     check_url(url)
     # Given without need it would be refused, and whoever moves to wss:// later is not to notice.
-    tls: dict[str, Any] = (
-        {"ssl": ssl_context} if ssl_context is not None and url.startswith("wss:") else {}
-    )
+    tls: dict[str, Any] = {"ssl": ssl_context} if ssl_context and url.startswith("wss:") else {}
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         socket = await connect_websocket(

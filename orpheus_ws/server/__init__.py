@@ -54,11 +54,8 @@ async def running(config: Config) -> AsyncIterator[Server]:
     """
     auth.check_exposure(config.auth, config.server.host)
     keys = await asyncio.to_thread(read_keys, config.auth)
-    context = (
-        await asyncio.to_thread(tls.read_context, config.server)
-        if tls.is_on(config.server)
-        else None
-    )
+    asked_tls = tls.is_on(config.server)
+    context = await asyncio.to_thread(tls.read_context, config.server) if asked_tls else None
     await try_ports(config.server)
     if advice := weights_advice(config.codec, config.engine.name):
         _log.warning(advice)

@@ -80,21 +80,7 @@ class Server:
         )
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
-        self.entrance = Entrance(
-            server=config.server,
-            access=config.auth,
-            keys=keys,
-            admission=self.admission,
-            health=self.health,
-            capacity=Capacity(engine.capacity, self.capacity.source),
-            metrics=metrics,
-        )
-        self.door = Door(
-            config.server.handshakes_per_second,
-            config.server.handshake_seconds,
-            self.entrance,
-            config.server.retry_after_seconds,
-        )
+        self.entrance, self.door = self._way_in(keys)
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
         self.quotas = Quotas(
             keys,
@@ -108,7 +94,31 @@ class Server:
         self._empty = asyncio.Event()
         self._empty.set()
         self._dead = asyncio.Event()
-        metrics.show_keys(keys.tenants)
+        self._show()
+
+    def _way_in(self, keys: KeyRing) -> tuple[Entrance, Door]:
+        server = self.config.server
+        entrance = Entrance(
+            server=server,
+            access=self.config.auth,
+            keys=keys,
+            admission=self.admission,
+            health=self.health,
+            capacity=Capacity(self.engine.capacity, self.capacity.source),
+            metrics=self.metrics,
+        )
+        door = Door(
+            server.handshakes_per_second,
+            server.handshake_seconds,
+            entrance,
+            server.retry_after_seconds,
+        )
+        return entrance, door
+
+    def _show(self) -> None:
+        """Have everything in the metrics that is looked at when they are asked for."""
+        config, engine, codec, metrics = self.config, self.engine, self.codec, self.metrics
+        metrics.show_keys(self.entrance.keys.tenants)
         metrics.set_capacity(engine.capacity, self.capacity.source)
         metrics.sockets.set_function(lambda: self.admission.active)
         metrics.sockets_admitted.set(self.admission.capacity)
