@@ -223,7 +223,7 @@ async def test_half_closed_before_the_head() -> None:
 async def test_requests_on_one_connection_wait_as_well() -> None:
     """Past the rate a connection over HTTP gets one answer, and has to come to the door again."""
     async with server("server.handshakes_per_second=1", HTTP) as started:
-        ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        ask = b"GET /capacity HTTP/1.1\r\nHost: x\r\n\r\n"
         async with raw(started, ask * 50, "http_port") as greedy:
             answers = await greedy.reader.read()
         assert answers.count(b"HTTP/1.1 200") < 5
@@ -295,3 +295,22 @@ async def test_refused_handshakes_leave_no_garbage() -> None:
             kept.clear()
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("port", ["port", "http_port"])
+async def test_a_turn_that_comes_too_late(port: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever is cut off in the very moment of his turn is nobody's trouble, and the next has his."""
+    settings = ("server.handshakes_per_second=10", HTTP)
+    async with server(*settings) as started, contextlib.AsyncExitStack() as stack:
+        ask = UPGRADE + b"\r\n" if port == "port" else b"GET /capacity HTTP/1.1\r\nHost: x\r\n\r\n"
+        await stack.enter_async_context(raw(started, ask, port))
+        late = await stack.enter_async_context(raw(started, ask, port))
+        await turns_until(lambda: len(started.door._strangers) == 1)
+        next_one = await stack.enter_async_context(raw(started, ask, port))
+        await turns_until(lambda: len(started.door._strangers) == 2)
+        next(iter(started.door._strangers)).transport.abort()
+        started.door._bucket._tokens = 1.0
+        started.door._tick()
+        await late.closed()
+        assert await next_one.status() in (b"101", b"200")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

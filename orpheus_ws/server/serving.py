@@ -31,6 +31,7 @@ from orpheus_ws.server.health import Health
 from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.server.parts import Parts
 from orpheus_ws.server.peer import Peer
+from orpheus_ws.server.porch import Porch
 from orpheus_ws.server.ports import Address
 from orpheus_ws.server.quotas import Quotas
 from orpheus_ws.server.reload import Reloading, sources
@@ -66,8 +67,6 @@ class Server:
         keys: KeyRing,
         context: ssl.SSLContext | None,
     ) -> None:
-        self.context = context
-        """Of TLS, on the ports of sockets and of HTTP."""
         self.config = config
         self.routes = routes
         self.engine, self.codec, self.capacity = engine, codec, _ = parts
@@ -95,6 +94,8 @@ class Server:
             self.entrance,
             config.server.retry_after_seconds,
         )
+        self.porch = None if context is None else Porch(context, config.server, self.entrance)
+        """Of the ports of sockets and of HTTP, where they speak TLS."""
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
         self.quotas = Quotas(
             keys,
