@@ -77,6 +77,10 @@ class Porch:
         self._shaking: dict[asyncio.Task[None], None] = {}
         self._ticking: asyncio.TimerHandle | None = None
 
+    def certify(self, context: ssl.SSLContext) -> None:
+        """Handshakes that begin from now on are of this context."""
+        self._context = context
+
     @property
     def waiting(self) -> int:
         """Connections that are not inside."""

@@ -102,7 +102,8 @@ class Server:
             lambda name, limit: metrics.key_limited.labels(name, limit).inc(),
             lambda name, chars: metrics.key_characters.labels(name).inc(chars),
         )
-        self.reloading = Reloading(sources(config, self.rekey, context), metrics)
+        certify = None if self.porch is None else self.porch.certify
+        self.reloading = Reloading(sources(config, self.rekey, certify), metrics)
         self._connections: set[Connection] = set()
         self._sockets: dict[Connection, Key] = {}
         self._outbox = Outbox()
