@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -274,7 +275,7 @@ async def test_a_body_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         waiting = await stack.enter_async_context(raw(started, head, "http_port"))
         waiting.writer.write(b"a" * (most - len(head)))
         last = list(started.door._strangers)[-1]
-        await turns_until(lambda: any(len(g.sent) == most for g in started.door._strangers))
+        await turns_until(lambda: any(g.size == most for g in started.door._strangers))
         assert last.asked
         waiting.writer.write(b"a")
         assert await waiting.status() == b"503"
@@ -314,3 +315,33 @@ async def test_a_turn_that_comes_too_late(port: str, caplog: pytest.LogCaptureFi
         await late.closed()
         assert await next_one.status() in (b"101", b"200")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+class Looking:
+    """A pattern that adds up how many bytes it is shown."""
+
+    def __init__(self, pattern: re.Pattern[bytes]) -> None:
+        self.pattern = pattern
+        self.bytes = 0
+
+    def search(self, text: bytes, begin: int) -> re.Match[bytes] | None:
+        """As the pattern itself."""
+        self.bytes += len(text) - begin
+        return self.pattern.search(text, begin)
+
+
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b"\n\n", b"\r\n\n", b"\n\r\n"])
+async def test_a_head_in_single_bytes(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is found wherever it is cut, and a byte costs the same however many came before it."""
+    looking = Looking(door._END)
+    monkeypatch.setattr(door, "_END", looking)
+    head = b"GET /capacity HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 5000 + end
+    async with server() as started, raw(started) as slow:
+        await turns_until(lambda: started.door.waiting == 1)
+        guest = next(iter(started.door._silent))
+        for byte in head[:-1]:
+            guest.feed(bytes([byte]))
+        assert not guest.asked
+        guest.feed(head[-1:])
+        assert await slow.status() == b"200"
+    assert looking.bytes <= 4 * len(head)
