@@ -75,6 +75,20 @@ class KeyRing:
         self._known = frozenset(self._keys)
         self._default = default
         self._limits = limits
+        # A name that has several secrets is in several of them.
+        self._signing: list[dict[str, str]] = []
+        self._signers: dict[tuple[str, str], Key] = {}
+        for key in self._keys:
+            self._may_sign(key, *_signs_here(key))
+            if key.secret:
+                self._may_sign(key, key.tenant, key.secret)
+
+    def _may_sign(self, key: Key, name: str, secret: str) -> None:
+        free = next((signs for signs in self._signing if name not in signs), None)
+        if free is None:
+            self._signing.append(free := {})
+        free[name] = secret
+        self._signers[name, secret] = key
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -101,12 +115,10 @@ class KeyRing:
 
     def signer(self, token: str, now: float) -> Key | None:
         """The key that made a token, if the token is valid at the Unix time `now`."""
-        for key in self._keys:
-            signs = dict([_signs_here(key)])
-            if key.secret:
-                signs[key.tenant] = key.secret
-            if verify_token(signs, token, now) is not None:
-                return key
+        for signs in self._signing:
+            name = verify_token(signs, token, now)
+            if name is not None:
+                return self._signers[name, signs[name]]
         return None
 
     def token(self, key: Key, expires: int) -> str:

@@ -364,3 +364,21 @@ def test_two_hosts() -> None:
     """Who names two hosts is no page of either."""
     headers = Headers([("Host", "app"), ("Host", "evil"), ("Origin", "http://evil")])
     assert not allows_origin(AuthConfig(), headers)
+
+
+def test_many_at_once_are_guesses() -> None:
+    """A right key or token behind as many wrong ones as are looked at lets nobody in; before, it does."""
+    for wrong in (door.MOST_PRESENTED - 1, door.MOST_PRESENTED):
+        expected = "web" if wrong < door.MOST_PRESENTED else None
+        headers = [("X-API-Key", "wrong")] * wrong + [("xi-api-key", "s3cret-of-web")]
+        assert identify(KEYS, Headers(headers), PATH, NOW) == expected
+        query = "&".join(["token=wrong"] * wrong + [f"token={TOKEN}"])
+        expected = "mobile" if wrong < door.MOST_PRESENTED else None
+        assert identify(KEYS, Headers(), f"{PATH}?{query}", NOW) == expected
+
+
+def test_a_query_of_many_fields() -> None:
+    """A token is found among as many fields as may be, and not looked for among more."""
+    for more, expected in ((0, "mobile"), (1, None)):
+        query = "a=b&" * (door.MOST_FIELDS - 1 + more) + f"token={TOKEN}"
+        assert identify(KEYS, Headers(), f"{PATH}?{query}", NOW) == expected

@@ -5,13 +5,14 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orpheus_ws.access_tokens import make_token
+from orpheus_ws.access_tokens import make_token, verify_token
 from orpheus_ws.config import AuthConfig, load
 from orpheus_ws.errors import StartupError
 from orpheus_ws.keys import ANONYMOUS, Key, KeyRing, TenantLimits, new_key, read_keys
@@ -194,3 +195,22 @@ def test_keys_need_no_server() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_token_costs_the_same_with_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand names are asked about a token no oftener than one, right or wrong."""
+    keys = read_keys(AuthConfig(keys={f"name{number}": f"key{number}" for number in range(1000)}))
+    verified = 0
+
+    def verifying(signs: Mapping[str, str], token: str, now: float) -> str | None:
+        nonlocal verified
+        verified += 1
+        return verify_token(signs, token, now)
+
+    monkeypatch.setattr("orpheus_ws.keys.verify_token", verifying)
+    key = keys.find("key700")
+    assert key is not None
+    for token in (keys.token(key, 100), make_token("name700", "key700", expires=100)):
+        assert keys.signer(token, 99.0) == key
+    assert keys.signer(make_token("name700", "key701", expires=100), 99.0) is None
+    assert verified == 3

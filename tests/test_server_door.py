@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -224,7 +225,7 @@ async def test_half_closed_before_the_head() -> None:
 async def test_requests_on_one_connection_wait_as_well() -> None:
     """Past the rate a connection over HTTP gets one answer, and has to come to the door again."""
     async with server("server.handshakes_per_second=1", HTTP) as started:
-        ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        ask = b"GET /capacity HTTP/1.1\r\nHost: x\r\n\r\n"
         async with raw(started, ask * 50, "http_port") as greedy:
             answers = await greedy.reader.read()
         assert answers.count(b"HTTP/1.1 200") < 5
@@ -273,7 +274,7 @@ async def test_a_body_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         waiting = await stack.enter_async_context(raw(started, head, "http_port"))
         waiting.writer.write(b"a" * (most - len(head)))
         last = list(started.door._strangers)[-1]
-        await turns_until(lambda: any(len(g.sent) == most for g in started.door._strangers))
+        await turns_until(lambda: any(g.size == most for g in started.door._strangers))
         assert last.asked
         waiting.writer.write(b"a")
         assert await waiting.status() == b"503"
@@ -294,3 +295,52 @@ async def test_refused_handshakes_leave_no_garbage() -> None:
             kept.clear()
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("port", ["port", "http_port"])
+async def test_a_turn_that_comes_too_late(port: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever is cut off in the very moment of his turn is nobody's trouble, and the next has his."""
+    settings = ("server.handshakes_per_second=10", HTTP)
+    async with server(*settings) as started, contextlib.AsyncExitStack() as stack:
+        ask = UPGRADE + b"\r\n" if port == "port" else b"GET /capacity HTTP/1.1\r\nHost: x\r\n\r\n"
+        await stack.enter_async_context(raw(started, ask, port))
+        late = await stack.enter_async_context(raw(started, ask, port))
+        await turns_until(lambda: len(started.door._strangers) == 1)
+        next_one = await stack.enter_async_context(raw(started, ask, port))
+        await turns_until(lambda: len(started.door._strangers) == 2)
+        next(iter(started.door._strangers)).transport.abort()
+        started.door._bucket._tokens = 1.0
+        started.door._tick()
+        await late.closed()
+        assert await next_one.status() in (b"101", b"200")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+class Looking:
+    """A pattern that adds up how many bytes it is shown."""
+
+    def __init__(self, pattern: re.Pattern[bytes]) -> None:
+        self.pattern = pattern
+        self.bytes = 0
+
+    def search(self, text: bytes, begin: int) -> re.Match[bytes] | None:
+        """As the pattern itself."""
+        self.bytes += len(text) - begin
+        return self.pattern.search(text, begin)
+
+
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b"\n\n", b"\r\n\n", b"\n\r\n"])
+async def test_a_head_in_single_bytes(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is found wherever it is cut, and a byte costs the same however many came before it."""
+    looking = Looking(door._END)
+    monkeypatch.setattr(door, "_END", looking)
+    head = b"GET /capacity HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 5000 + end
+    async with server() as started, raw(started):
+        await turns_until(lambda: started.door.waiting == 1)
+        guest = next(iter(started.door._silent))
+        asked = []
+        for byte in head:
+            guest.feed(bytes([byte]))
+            asked.append(guest.asked)
+        assert asked == [False] * (len(head) - 1) + [True]
+    assert looking.bytes <= 4 * len(head)

@@ -57,6 +57,7 @@ async def test_a_million_frames(kind: bytes) -> None:
         peer(started.address.url) as victim,
     ):
         flooded = end_of(started, flooder)
+        assert flooded._inflow is not None
         taken = 0
         original = flooded._take
 

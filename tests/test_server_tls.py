@@ -13,8 +13,9 @@ import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.client import connect, connect_sync
+from orpheus_ws.config import ServerConfig
 from orpheus_ws.errors import ClientError, StartupError
-from orpheus_ws.server import Server
+from orpheus_ws.server import Server, tls
 from tests.certificates import Authority
 from tests.harness import peer, server, turns_until
 from tests.http_peers import SPEECH, speech
@@ -133,6 +134,29 @@ async def test_a_certificate_is_looked_at(
         new = authority.issue()
         while await served_serial(started, authority) != new:
             pass
+
+
+async def test_a_certificate_that_changes_while_it_is_read(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was tried is what is shown, though by then the files are a pair no more."""
+    authority.issue()
+    reading = tls.read_context
+
+    def read(config: ServerConfig) -> ssl.SSLContext:
+        context = reading(config)
+        key = authority.key.read_bytes()
+        authority.issue()
+        authority.put(authority.key, key)
+        return context
+
+    async with server(*authority.settings) as started:
+        new = authority.issue()
+        monkeypatch.setattr(tls, "read_context", read)
+        done = started.metrics.reloads.labels("certificate", "done")._value
+        started.reloading.ask()
+        await turns_until(lambda: done.get() == 1)
+        assert await served_serial(started, authority) == new
 
 
 @pytest.mark.parametrize("broken", ["other key", "half", "gone", "empty"])

@@ -29,7 +29,7 @@ from orpheus_ws.server.handshake import AdmittedConnection, Handshake
 from orpheus_ws.server.health import PROBE_SECONDS
 from orpheus_ws.server.page import Page
 from orpheus_ws.server.parts import open_parts
-from orpheus_ws.server.ports import Address, binding, serve_metrics, tls_arguments, try_ports
+from orpheus_ws.server.ports import Address, binding, serve_metrics, try_ports
 from orpheus_ws.server.pulse import beating
 from orpheus_ws.server.serving import Server
 from orpheus_ws.server.websocket import CLOSE_SECONDS
@@ -114,13 +114,13 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
             create_connection=functools.partial(  # type: ignore[arg-type] # any factory will do
                 AdmittedConnection,
                 door=server.door,
+                porch=server.porch,
                 frames_per_second=server.config.limits.messages_per_second,
             ),
             compression=None,
             server_header=None,
             open_timeout=config.handshake_seconds,
             close_timeout=CLOSE_SECONDS,
-            **tls_arguments(server.context, config),
             ping_interval=config.ping_seconds,
             ping_timeout=None,
             max_size=HARD_SIZE_FACTOR * server.config.limits.message_bytes,
@@ -141,7 +141,7 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
         server.door,
         server.engine.voices,
         lambda peer, key, traceparent: server.serve(server.converse(peer, key, traceparent)),
-        server.context,
+        server.porch,
     )
     stack.push_async_callback(front.close)
     with binding(config.host, config.http_port, "server.http_port"):
@@ -152,6 +152,8 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
 async def _close(server: Server, listener: Listener) -> None:
     """Admit nobody any more, and close every socket with 1001."""
     server.admission.draining = True
+    if server.porch is not None:
+        server.porch.close()
     server.door.close()
     listener.close(code=1001, reason="shutdown")
     try:

@@ -4,8 +4,10 @@ Rule: what may be logged of somebody is the name of the tenant whose key it is; 
 leaves this module.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
+from itertools import islice
+from typing import Final
 from urllib.parse import parse_qs
 
 from websockets.datastructures import Headers
@@ -18,6 +20,11 @@ _SCHEMES = ("bearer", "api-key", "token")
 _HEADERS = ("X-API-Key", "xi-api-key")
 _TOKEN = "token"
 _SECRETS = frozenset(("authorization", "cookie", _TOKEN, *(name.lower() for name in _HEADERS)))
+MOST_PRESENTED: Final = 4
+"""Keys, and tokens, that are looked at in one request. A client shows one, perhaps in each header that it
+knows; whoever shows more is trying them out, and would have the event loop to himself meanwhile."""
+MOST_FIELDS: Final = 64
+"""Of a query that a token is looked for in."""
 ANYBODY = Key(ANONYMOUS, b"", None)
 """Whose key it is where none is asked for."""
 
@@ -39,11 +46,11 @@ def identify(keys: KeyRing, headers: Headers, path: str, now: float) -> Key | No
     """
     if not keys.required:
         return ANYBODY
-    for presented in _presented(headers):
+    for presented in islice(_presented(headers), MOST_PRESENTED):
         key = keys.find(presented)
         if key is not None:
             return key
-    for token in parse_qs(path.partition("?")[2]).get(_TOKEN, ()):
+    for token in islice(_tokens(path.partition("?")[2]), MOST_PRESENTED):
         key = keys.signer(token, now)
         if key is not None:
             return key
@@ -80,15 +87,20 @@ def allows_origin(auth: AuthConfig, headers: Headers) -> bool:
     )
 
 
-def _presented(headers: Headers) -> list[str]:
-    found: list[str] = []
+def _presented(headers: Headers) -> Iterator[str]:
     for value in headers.get_all("Authorization"):
         scheme, _, credentials = value.strip().partition(" ")
         if scheme.lower() in _SCHEMES:
-            found.append(credentials.strip())
+            yield credentials.strip()
     for header in _HEADERS:
-        found += headers.get_all(header)
-    return found
+        yield from headers.get_all(header)
+
+
+def _tokens(query: str) -> list[str]:
+    try:
+        return parse_qs(query, max_num_fields=MOST_FIELDS).get(_TOKEN, [])
+    except ValueError:
+        return []
 
 
 def _is_ours(host: str) -> bool:

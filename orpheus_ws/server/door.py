@@ -39,6 +39,7 @@ LOG_SECONDS: Final = 10.0
 """A storm is told to the log no oftener."""
 
 _END: Final = re.compile(rb"\r?\n\r?\n")
+_END_BYTES: Final = 4
 
 _log = logging.getLogger("orpheus_ws.server")
 
@@ -74,7 +75,7 @@ def response(status: str, body: bytes, *headers: str) -> bytes:
 class Guest:
     """A connection that has not had its turn. `enter` takes it over, with what it has sent."""
 
-    __slots__ = ("_deadline", "_door", "_enter", "_sent", "transport")
+    __slots__ = ("_deadline", "_door", "_enter", "_head", "_sent", "transport")
 
     def __init__(
         self,
@@ -86,34 +87,43 @@ class Guest:
         self.transport = transport
         self._door = door
         self._enter: Callable[[bytes], None] | None = enter
-        self._sent = b""
+        self._sent = bytearray()
+        self._head: int | None = None
         self._deadline = deadline
 
     @property
-    def sent(self) -> bytes:
-        """Everything that has come."""
-        return self._sent
+    def size(self) -> int:
+        """Of everything that has come."""
+        return len(self._sent)
 
     def feed(self, data: bytes) -> None:
-        """More has come."""
-        asked = self.asked
+        """More has come. What came before is not looked at again, or single bytes would cost the most."""
+        looked_at = max(0, self.size - (_END_BYTES - 1))
         self._sent += data
-        if not asked:
-            self._door.heard(self)
-        elif len(self._sent) > HEAD_BYTES + BODY_BYTES:
-            self._door.refuse(self)
+        if self._head is not None:
+            if self.size > HEAD_BYTES + BODY_BYTES:
+                self._door.refuse(self)
+            return
+        end = _END.search(self._sent, looked_at)
+        self._head = None if end is None else end.start()
+        self._door.heard(self)
 
     @property
     def asked(self) -> bool:
         """Whether a whole head has come."""
-        return _END.search(self._sent) is not None
+        return self._head is not None
+
+    @property
+    def head(self) -> bytes:
+        """The head, without its end."""
+        return bytes(self._sent[: self._head])
 
     def enter(self) -> None:
         """It is its turn."""
         self._deadline.cancel()
         enter, self._enter = self._enter, None
         assert enter is not None
-        sent, self._sent = self._sent, b""
+        sent, self._sent = bytes(self._sent), bytearray()
         enter(sent)
 
     def leave(self) -> None:
@@ -178,20 +188,20 @@ class Door:
     def heard(self, guest: Guest) -> None:
         """A guest that was silent has said something."""
         if not guest.asked:
-            if len(guest.sent) > HEAD_BYTES:
+            if guest.size > HEAD_BYTES:
                 self._answer(guest, self._too_long)
             return
         if not self.crowded and self._bucket.take(clock()):
             self.forget(guest)
             guest.enter()
             return
-        head = _END.split(guest.sent, 1)[0]
+        head = guest.head
         page = self._porter.page_now(head)
         if page is not None:
             self._answer(guest, page)
             return
         line = self._known if self._porter.knows(head) else self._strangers
-        if len(line) >= LINE or len(guest.sent) > HEAD_BYTES + BODY_BYTES:
+        if len(line) >= LINE or guest.size > HEAD_BYTES + BODY_BYTES:
             self.refuse(guest)
             return
         self.forget(guest)

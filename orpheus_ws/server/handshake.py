@@ -27,6 +27,7 @@ from orpheus_ws.server.door import Door, Guest
 from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
 from orpheus_ws.server.inflow import Inflow
 from orpheus_ws.server.page import Page
+from orpheus_ws.server.porch import Porch
 from orpheus_ws.surfaces import Opening, Routes, Surface, Translator, our_refusal
 from orpheus_ws.surfaces.native import PATH
 from orpheus_ws.trace import clock
@@ -38,7 +39,8 @@ MAX_UNSENT_BYTES: Final = 1_048_576
 class AdmittedConnection(ServerConnection):
     """A connection that gives its slot back when it is lost, and may be evicted from it before.
 
-    It is a guest at `door` first, and the library hears of it when its turn has come.
+    It is a guest at `door` first, and the library hears of it when its turn has come. With TLS it has been
+    at the `porch` before.
     """
 
     admission: Admission | None = None
@@ -53,15 +55,25 @@ class AdmittedConnection(ServerConnection):
     """Set before a slot is reserved."""
     serving: Connection | None = None
     """What serves it, from the handshake's end to its own."""
+    inside = False
+    """See `Visitor`."""
     lost = False
     _heard_at = 0.0
     _frames = 0
     _guest: Guest | None = None
-    _inflow: Inflow
+    _inflow: Inflow | None = None
 
-    def __init__(self, *options: Any, door: Door, frames_per_second: float, **named: Any) -> None:
+    def __init__(
+        self,
+        *options: Any,
+        door: Door,
+        porch: Porch | None,
+        frames_per_second: float,
+        **named: Any,
+    ) -> None:
         super().__init__(*options, **named)
         self._door = door
+        self._porch = porch
         self._frames_per_second = frames_per_second
 
     @property
@@ -84,6 +96,8 @@ class AdmittedConnection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
         transport = cast(asyncio.Transport, transport)  # uvloop's only behaves like one
+        if self._porch is not None and self._porch.arrive(transport, self):
+            return
 
         def enter(sent: bytes) -> None:
             self._guest = None
@@ -93,6 +107,7 @@ class AdmittedConnection(ServerConnection):
             self.recv_messages.resume = self._inflow.resume_reading
             self._inflow.feed(sent)
 
+        self.inside = True
         self._guest = self._door.arrive(transport, enter)
 
     def data_received(self, data: bytes) -> None:
@@ -100,7 +115,7 @@ class AdmittedConnection(ServerConnection):
         self._heard_at = clock()
         if self._guest is not None:
             self._guest.feed(data)
-        else:
+        elif self._inflow is not None:
             self._inflow.feed(data)
 
     def _take(self, data: bytes) -> int:
@@ -130,9 +145,10 @@ class AdmittedConnection(ServerConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop exactly once for every accepted TCP connection."""
         self.lost = True
-        if self._guest is not None:
-            self._guest.leave()
-            self._guest = None
+        if self._inflow is None:
+            if self._guest is not None:
+                self._guest.leave()
+                self._guest = None
             # Never begun, so it never ended: it would refer to its protocol for ever.
             self.protocol.parser.close()
         else:

@@ -7,7 +7,6 @@ and Starlette routes; what they have no limit for, a client that never finishes 
 
 import asyncio
 import re
-import ssl
 from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 from typing import Any, Final
@@ -34,7 +33,7 @@ from orpheus_ws.server.door import BACKLOG, HEAD_BYTES, Door
 from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
 from orpheus_ws.server.http_peer import CLOSE_SECONDS, HttpPeer
 from orpheus_ws.server.http_protocol import Protocol
-from orpheus_ws.server.ports import tls_arguments
+from orpheus_ws.server.porch import Porch
 from orpheus_ws.surfaces import HttpSurface, Opening, http_surfaces, our_refusal
 
 KEEP_ALIVE_SECONDS: Final = 150
@@ -57,13 +56,13 @@ class HttpFront:
         door: Door,
         voices: tuple[str, ...],
         serve: Serve,
-        tls: ssl.SSLContext | None,
+        porch: Porch | None,
     ) -> None:
         self._config = config
         self._entrance = doors
         self._door = door
         self._voices = voices
-        self._tls = tls
+        self._porch = porch
         self._peers: set[HttpPeer] = set()
         self._state = ServerState()
         self._listener: asyncio.Server | None = None
@@ -91,11 +90,12 @@ class HttpFront:
         config.load()
         server = self._config.server
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: Protocol(config, self._state, self._door, server.handshake_seconds),
+            lambda: Protocol(
+                config, self._state, self._door, self._porch, server.handshake_seconds
+            ),
             server.host,
             server.http_port,
             backlog=BACKLOG,
-            **tls_arguments(self._tls, server),
         )
         return int(self._listener.sockets[0].getsockname()[1])
 

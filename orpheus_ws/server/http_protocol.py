@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 
 from orpheus_ws.server.door import Door, Guest
 from orpheus_ws.server.inflow import Inflow
+from orpheus_ws.server.porch import Porch, Visitor
 from orpheus_ws.server.tcp import tune
 
 WRITE_BUFFER_BYTES: Final = 32_768
@@ -30,10 +31,17 @@ class Protocol(H11Protocol):
     """
 
     def __init__(
-        self, config: uvicorn.Config, state: ServerState, door: Door, head_seconds: float
+        self,
+        config: uvicorn.Config,
+        state: ServerState,
+        door: Door,
+        porch: Porch | None,
+        head_seconds: float,
     ) -> None:
         super().__init__(config, state, {})
         self._door = door
+        self._porch = porch
+        self.inside = False
         self._guest: Guest | None = None
         self._inflow: Inflow | None = None
         self.closed: asyncio.Future[None] = self.loop.create_future()
@@ -42,6 +50,8 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
+        if self._porch is not None and self._porch.arrive(transport, cast(Visitor, self)):
+            return
 
         def enter(sent: bytes) -> None:
             self._guest = None
@@ -54,6 +64,7 @@ class Protocol(H11Protocol):
             self.flow = FlowControl(cast(asyncio.Transport, self._inflow))
             self._inflow.feed(sent)
 
+        self.inside = True
         self._guest = self._door.arrive(transport, enter)
 
     def data_received(self, data: bytes) -> None:
@@ -85,6 +96,7 @@ class Protocol(H11Protocol):
         if self._inflow is None:
             if self._guest is not None:
                 self._guest.leave()
+                self._guest = None
             return
         self._inflow.stop()
         self._expect(more=False)

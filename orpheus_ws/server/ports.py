@@ -7,15 +7,13 @@ import asyncio
 import contextlib
 import errno
 import os
-import ssl
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from orpheus_ws.config import ServerConfig
 from orpheus_ws.errors import StartupError
 from orpheus_ws.metrics import Metrics
 from orpheus_ws.server.scrapes import Scrapes
-from orpheus_ws.server.websocket import CLOSE_SECONDS
 from orpheus_ws.surfaces.native import PATH
 
 
@@ -45,17 +43,6 @@ class Address(NamedTuple):
     @property
     def _host(self) -> str:
         return f"[{self.host}]" if ":" in self.host else self.host
-
-
-def tls_arguments(context: ssl.SSLContext | None, config: ServerConfig) -> dict[str, Any]:
-    """Of `create_server`: for a port that speaks TLS, or for one that does not."""
-    if context is None:
-        return {}
-    return {
-        "ssl": context,
-        "ssl_handshake_timeout": config.handshake_seconds,
-        "ssl_shutdown_timeout": CLOSE_SECONDS,
-    }
 
 
 @contextlib.contextmanager

@@ -35,28 +35,22 @@ class Source(NamedTuple):
     read: Callable[[], Any]
     """Makes something of them. May block; raises `StartupError` if it cannot be used."""
     use: Callable[[Any], None]
-    """Puts that into use. Does not wait; raises like `read`."""
+    """Puts that into use. Does not wait."""
 
 
 def sources(
-    config: Config, rekey: Callable[[KeyRing], None], context: ssl.SSLContext | None
+    config: Config,
+    rekey: Callable[[KeyRing], None],
+    certify: Callable[[ssl.SSLContext], None] | None,
 ) -> list[Source]:
-    """All there are in a configuration; `context` is the one that sockets are opened with."""
+    """All there are in a configuration; `certify` is None where nothing speaks TLS."""
     found = []
     if config.auth.file:
         file = Path(config.auth.file)
         found.append(Source("keys", [file], lambda: read_keys(config.auth), rekey))
-    if context is not None:
+    if certify is not None:
         files = tls.files(config.server)
-
-        def read() -> ssl.SSLContext:
-            return tls.read_context(config.server)
-
-        def use(_tried: ssl.SSLContext) -> None:
-            # On the thread of the handshakes, so between them.
-            tls.load(context, config.server)
-
-        found.append(Source("certificate", files, read, use))
+        found.append(Source("certificate", files, lambda: tls.read_context(config.server), certify))
     return found
 
 

@@ -31,6 +31,7 @@ from orpheus_ws.server.health import Health
 from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.server.parts import Parts
 from orpheus_ws.server.peer import Peer
+from orpheus_ws.server.porch import Porch
 from orpheus_ws.server.ports import Address
 from orpheus_ws.server.quotas import Quotas
 from orpheus_ws.server.reload import Reloading, sources
@@ -66,8 +67,6 @@ class Server:
         keys: KeyRing,
         context: ssl.SSLContext | None,
     ) -> None:
-        self.context = context
-        """Of TLS, on the ports of sockets and of HTTP."""
         self.config = config
         self.routes = routes
         self.engine, self.codec, self.capacity = engine, codec, _ = parts
@@ -81,13 +80,16 @@ class Server:
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
         self.entrance, self.door = self._way_in(keys)
+        self.porch = None if context is None else Porch(context, config.server, self.entrance)
+        """Of the ports of sockets and of HTTP, where they speak TLS."""
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
         self.quotas = Quotas(
             keys,
             lambda name, limit: metrics.key_limited.labels(name, limit).inc(),
             lambda name, chars: metrics.key_characters.labels(name).inc(chars),
         )
-        self.reloading = Reloading(sources(config, self.rekey, context), metrics)
+        certify = None if self.porch is None else self.porch.certify
+        self.reloading = Reloading(sources(config, self.rekey, certify), metrics)
         self._connections: set[Connection] = set()
         self._sockets: dict[Connection, Key] = {}
         self._outbox = Outbox()

@@ -1,7 +1,7 @@
 """TLS on the ports of sockets and of HTTP.
 
-Rule: one context for the life of the server. A new certificate is tried in a context of its own before
-it goes into that one, so what is in use always works; sockets that are open notice nothing.
+Rule: a context is made once and never changed. A new certificate is a new context, of which the next
+handshake is, so what is in use always works; sockets that are open notice nothing.
 """
 
 import datetime
@@ -36,12 +36,11 @@ def read_context(config: ServerConfig) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # A WebSocket is an upgrade of HTTP/1.1 here, and nothing speaks HTTP/2.
     context.set_alpn_protocols(["http/1.1"])
-    load(context, config)
+    _load(context, config)
     return context
 
 
-def load(context: ssl.SSLContext, config: ServerConfig) -> None:
-    """Put the files into a context, also into one that is in use. Raises `StartupError`."""
+def _load(context: ssl.SSLContext, config: ServerConfig) -> None:
     certificate, key = files(config)
     for file, setting in ((certificate, "tls_certificate"), (key, "tls_key")):
         try:
