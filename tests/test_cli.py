@@ -5,8 +5,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import wave
@@ -151,6 +153,23 @@ def test_settings_from_everywhere(tmp_path: Path) -> None:
         key = ("--api-key", "secret")
         said = run("say", "--url", announced["url"], *key, "-o", str(tmp_path / "x.wav"), "Hello.")
         assert said.returncode == 0
+
+
+def test_who_hangs_up(tmp_path: Path) -> None:
+    """Where something listens that hangs up, nobody is told to start a server."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    other.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        url = f"ws://127.0.0.1:{other.getsockname()[1]}/v1/tts"
+        said = run("say", "--url", url, "-o", str(tmp_path / "x.wav"), "Hello.")
+        other.shutdown(socket.SHUT_RDWR)
+    assert said.returncode == 1
+    assert said.stderr.endswith("before the server answered: is it a wss:// server?\n")
 
 
 def test_say_waits_for_a_full_server(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from orpheus_ws import messages as m
 from orpheus_ws.client import Utterance, connect, make_token
-from orpheus_ws.errors import ClientError, Disconnected, Refused, UtteranceFailed
+from orpheus_ws.errors import ClientError, Disconnected, Refused, Unreachable, UtteranceFailed
 from tests.client_peers import refusing
 from tests.harness import server, turns_until
 from tests.server_peers import socket_of
@@ -321,6 +321,33 @@ async def test_refused_by_something_else(body: str) -> None:
                 pass
     assert refused.value.reason is None
     assert str(refused.value).endswith("in use or the server is going away")
+
+
+async def test_another_scheme_or_port() -> None:
+    """A server of the other scheme, and one of something else, are named as what they may be."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.transport.abort()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as other:
+        port = other.sockets[0].getsockname()[1]
+        with pytest.raises(Unreachable, match="is it a wss:// server"):
+            async with connect(f"ws://127.0.0.1:{port}", patience=0):
+                pass
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as other:
+        port = other.sockets[0].getsockname()[1]
+        with pytest.raises(Unreachable, match="is it a ws:// server"):
+            async with connect(f"wss://127.0.0.1:{port}", patience=0, open_timeout=0.2):
+                pass
+    async with refusing(200) as (url, _):
+        with pytest.raises(Refused, match="HTTP 200: what answers is no WebSocket server"):
+            async with connect(url, patience=0):
+                pass
 
 
 async def test_unreachable(closed_port: int) -> None:

@@ -231,6 +231,15 @@ def test_no_server(closed_port: int) -> None:
     assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.parametrize("option", ["--report", "--out"])
+def test_a_file_that_cannot_be_written(tmp_path: Path, closed_port: int, option: str) -> None:
+    """A file that cannot be written is told of before the load, not after it."""
+    url, file = f"ws://127.0.0.1:{closed_port}/v1/tts", str(tmp_path / "missing" / "load.html")
+    failed = run_command("load", url, option, file)
+    assert failed.returncode == 1
+    assert f"cannot write {file!r}" in failed.stderr
+
+
 def test_a_page_of_nothing() -> None:
     """A run that heard nothing still has a page, which says so; tables of others are on it."""
     tally = Tally()

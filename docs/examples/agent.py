@@ -27,7 +27,7 @@ async def converse(
             async for chunk in utterance:  # 24 kHz, mono, 16-bit
                 await play(chunk.pcm)
                 if not heard.empty():  # barge-in
-                    await utterance.cancel(played_ms=chunk.offset / 24)
+                    await utterance.cancel(played_ms=(chunk.offset + len(chunk.pcm) // 2) / 24)
             if isinstance(utterance.result, Cancelled):
                 unheard.append(utterance.result.text_remaining or "")
     return unheard

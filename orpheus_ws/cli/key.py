@@ -28,7 +28,8 @@ def new(name: str) -> None:
     table = msgspec.json.encode(name).decode()
     click.echo(secret)
     click.echo(
-        f"\nThis is the only time that the key is shown. In the file of auth.file:\n\n"
+        f"\nThis is the only time that the key is shown. In the server's key file, which\n"
+        "auth.file names (`orpheus-ws serve --set auth.file=keys.toml`):\n\n"
         f'[{table}]\nkeys = ["{hashed}"]\n\n'
         "If the name has a table there already, add the hash to its list.",
         err=True,

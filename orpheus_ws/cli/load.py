@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from orpheus_ws.cli.exits import Exit
-from orpheus_ws.cli.files import write
+from orpheus_ws.cli.files import expect_writable, write
 from orpheus_ws.cli.options import examples
 from orpheus_ws.cli.say import API_KEY_VARIABLE, CA, trust
 from orpheus_ws.planning.cost import TALK_SHARE, UTILISATION, Usage
@@ -122,6 +122,8 @@ def load(
     # Imported here, so that the other commands need neither what it needs nor its time.
     from orpheus_ws.loadtest.report import page
 
+    for path in filter(None, (report, out)):
+        expect_writable(path)
     trust(ca)
     plan = _plan(url, **options)
     usage = _usage(plan, price, talk_share=talk_share, utilisation=utilisation)

@@ -176,7 +176,7 @@ async def _say(
 
 def _waiting(error: ClientError, seconds: float) -> None:
     """A full server may have room in a moment; one that is not there is a mistake to be told now."""
-    if isinstance(error, Unreachable):
+    if isinstance(error, Unreachable) and isinstance(error.__cause__, ConnectionRefusedError):
         advice = "Start one with `orpheus-ws serve`, or use --local"
         raise Unreachable(f"{error} {advice}") from error
     if not isinstance(error, Refused):

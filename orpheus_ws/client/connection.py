@@ -230,9 +230,13 @@ def _failed(url: str, error: Exception) -> ClientError:
                 "(ssl_context=, --ca or SSL_CERT_FILE)?"
             )
         case TimeoutError():
-            return Unreachable(f"{where} did not answer in time")
+            other = ": is it a ws:// server?" if parts.scheme == "wss" else ""
+            return Unreachable(f"{where} did not answer in time{other}")
         case InvalidMessage(__cause__=EOFError()) | ConnectionError():
-            return Unreachable(f"the connection to {where} was lost before the server answered")
+            other = ": is it a wss:// server?" if parts.scheme == "ws" else ""
+            return Unreachable(
+                f"the connection to {where} was lost before the server answered{other}"
+            )
         case OSError():
             return Unreachable(f"{where} cannot be reached: is the server running?")
         case _:
@@ -274,6 +278,7 @@ def _refused(error: InvalidStatus) -> Refused:
         advice = said.message
     else:
         advice = {
+            200: "what answers is no WebSocket server; is it the right port?",
             403: "this origin is not allowed",
             404: "there is no speech at this path; it is usually /v1/tts",
             429: "too many streams with this key",

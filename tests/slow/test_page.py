@@ -164,6 +164,38 @@ def test_speaking_again_interrupts(browser: Browser, tones: dict[str, str]) -> N
         assert (visit.complaints, visit.outside) == ([], [])
 
 
+def test_nothing_of_the_last_utterance(browser: Browser, tones: dict[str, str]) -> None:
+    """While something is spoken, no figure of what was spoken before stands there as its own."""
+    with visiting(browser, tones["url"]) as visit:
+        visit.open()
+        visit.page.fill("#text", "Something.")
+        visit.page.click("#speak")
+        visit.shows("#message", "Said")
+        visit.shows("#first-note", "server")
+        visit.page.fill("#text", LONG)
+        visit.page.click("#speak")
+        assert visit.page.inner_text("#first-note") == "from your click to your ear"
+        assert visit.page.get_attribute("#beginning", "class") == "timeline last"
+        visit.begins()
+        visit.page.click("#stop")
+        visit.shows("#first-note", "server")
+        assert visit.page.get_attribute("#beginning", "class") == "timeline"
+        assert visit.page.inner_text("#speed") == "–"
+        assert (visit.complaints, visit.outside) == ([], [])
+
+
+def test_a_text_without_words(browser: Browser, tones: dict[str, str]) -> None:
+    """A text in which there is nothing to say is told of, and leaves nothing that seems to go on."""
+    with visiting(browser, tones["url"]) as visit:
+        visit.open()
+        visit.page.fill("#text", "...")
+        visit.page.click("#speak")
+        visit.shows("#message", "nothing in this text to say")
+        assert visit.page.is_disabled("#stop")
+        assert [visit.page.inner_text(each) for each in ("#first", "#speed")] == ["–", "–"]
+        assert (visit.complaints, visit.outside) == ([], [])
+
+
 def test_words_are_spoken_as_they_are_typed(browser: Browser, voice: dict[str, str]) -> None:
     """Each word is sent when it is complete, sound comes before the text ends, and none is lost."""
     with visiting(browser, voice["url"]) as visit:

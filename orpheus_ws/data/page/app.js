@@ -43,8 +43,10 @@ function begin(typed) {
   say("");
   player.begin();
   wave.clear();
+  at("saying").textContent = "";
   const utterance = new Utterance(++number, { typed });
   current = utterance;
+  draw(); // nothing of the last one stands beside what is said now
   busy(true);
   utterance.send({ type: "open", ...(voice && { voice }), trace: true });
   link.take().then(
@@ -136,6 +138,7 @@ function lost(why) {
     current.over = true;
     typist.ended();
     player.end();
+    draw();
     if (!current.chunks.length) busy(false);
   } else if (!GIVEN_BACK.includes(why)) {
     link.warm();
@@ -161,7 +164,9 @@ function hear(event) {
     case "ended":
       wave.playedTo(Infinity);
       busy(false);
-      if (!at("alert").textContent) say(`Said ${about.seconds.toFixed(1)} seconds of speech.`);
+      if (!at("alert").textContent) {
+        say(about.chunks.length ? `Said ${about.seconds.toFixed(1)} seconds of speech.` : trouble("nothing"));
+      }
       draw();
       break;
     case "failed":
@@ -178,8 +183,9 @@ function draw() {
   drawing = null;
   const utterance = current;
   const first = utterance.firstSoundMs;
-  at("first").textContent = first === null ? "…" : ms(first);
-  at("speed").textContent = utterance.rtf === null ? "…" : `${utterance.rtf.toFixed(1)}×`;
+  const unknown = utterance.over ? "–" : "…";
+  at("first").textContent = first === null ? unknown : ms(first);
+  at("speed").textContent = utterance.rtf === null ? unknown : `${utterance.rtf.toFixed(1)}×`;
   const lasted = utterance.underruns.map(({ seconds }) => 1000 * seconds);
   at("underruns").textContent = lasted.length;
   at("underruns").classList.toggle("bad", lasted.length > 0);
@@ -187,12 +193,12 @@ function draw() {
     ? `the longest ${ms(Math.max(...lasted))}`
     : "pauses for want of sound";
   const spent = parts(utterance);
-  if (spent) {
-    const { server, network, buffer } = spent;
-    at("first-note").textContent = `server ${ms(server)}, network ${ms(network)}, buffer ${ms(buffer)}`;
-  }
+  at("first-note").textContent = spent
+    ? `server ${ms(spent.server)}, network ${ms(spent.network)}, buffer ${ms(spent.buffer)}`
+    : `from your ${utterance.typed ? "first sentence" : "click"} to your ear`;
   for (const [id, picture] of [["beginning", beginning(utterance)], ["chunks", chunks(utterance)]]) {
     if (picture) show(at(id), picture);
+    at(id).classList.toggle("last", !picture);
   }
 }
 
