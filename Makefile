@@ -16,10 +16,10 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --constraint const
 # Tests that need torch and the embedded voice; the others also run without either.
 VOICE_TESTS := tests/voice
 PYTEST := -m pytest
-# Tests at a time: they wait more than they compute. Of the slow ones, whole files, which do compute; those that
-# measure run one by one.
+# Tests at a time: they wait more than they compute. Of the slow ones, whole files; those that measure run one by
+# one.
 WORKERS ?= 4
-SLOW_WORKERS ?= 2
+SLOW_WORKERS ?= 3
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 SLOW := --timeout 1200
 

@@ -1,7 +1,7 @@
 """Takes the pictures of the page and of the load report: `python -m docs.screenshots`.
 
 Rule: what is shown was spoken and measured while the picture was taken. `screenshots.json` says which
-sources each picture was taken of; `tests/slow/test_page.py` fails when they have changed since. It needs
+sources each picture was taken of; `tests/slow/test_page_parts.py` fails when they have changed since. It needs
 Chromium and the extra `slow`.
 """
 

@@ -282,7 +282,7 @@ def test_interrupted_it_leaves_nothing(
         assert len(list(folder.iterdir())) == 1
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
-    assert process.returncode == 1
+    assert process.returncode == 6
     assert "Traceback" not in said
     assert list(folder.iterdir()) == []
 
