@@ -212,7 +212,7 @@ class Session:
 
     def _checked(self, settings: m.Settings) -> m.Settings:
         if settings.voice not in self._voices:
-            raise UnknownVoice(f"use one of the voices {', '.join(self._voices)}")
+            raise UnknownVoice(f"use one of the voices: {', '.join(self._voices)}")
         check_format(settings.encoding, settings.sample_rate)
         return settings
 

@@ -102,6 +102,7 @@ def test_the_examples_of_a_group_are_of_its_commands(group: click.Group) -> None
         (("completion", "tcsh"), "'bash', 'zsh', 'fish'"),
         (("doctor", "--config"), "'--config' requires an argument"),
         (("say", "-o", "x.wav", "  "), "there is nothing to say"),
+        (("say", "-o", "x.MP3", "Hello."), "something.wav"),
     ],
 )
 def test_a_wrong_command_line(arguments: tuple[str, ...], said: str) -> None:

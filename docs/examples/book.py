@@ -80,4 +80,6 @@ def main(source: str, target: str, url: str = "ws://127.0.0.1:8765/v1/tts") -> N
 
 
 if __name__ == "__main__":
+    if not 3 <= len(sys.argv) <= 4:
+        sys.exit("usage: python -m docs.examples.book book.txt book.wav [URL]")
     main(*sys.argv[1:])

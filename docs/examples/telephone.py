@@ -8,6 +8,7 @@ empties what the telephone company has not played yet, and the marks that came b
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -134,8 +135,12 @@ async def main(
             await Call(socket, client, small_talk).run()
 
     async with serve(take, host, port) as bridge:
+        print(
+            f"calls come in at ws://{host}:{port}: the address of a <Stream> in your provider's document"
+        )
         await bridge.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

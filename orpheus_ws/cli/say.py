@@ -37,6 +37,7 @@ CA: Final = click.option(
     help="Certificates to trust, in PEM, instead of the system's.",
 )
 """Of the commands that are clients; see `trust`."""
+COMPRESSED: Final = (".mp3", ".ogg", ".opus", ".flac", ".aac", ".m4a")
 FILE_LEAD_MS: Final = 10_000
 """A file is not listened to while it is written: the most the protocol lets the server run ahead."""
 PLAYERS: Final = (
@@ -102,6 +103,8 @@ def say(
     """
     if local and url is not None:
         raise click.UsageError("--local starts its own server; leave out --url")
+    if output is not None and Path(output).suffix.lower() in COMPRESSED:
+        raise click.UsageError(f"{output} would be a WAV file all the same; call it something.wav")
     trust(ca)
     url = url or DEFAULT_URL
     check_url(url)

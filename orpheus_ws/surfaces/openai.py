@@ -171,7 +171,7 @@ def _voice(voices: tuple[str, ...], asked: str | _CustomVoice | None) -> str:
         return own
     nearest = VOICES.get(name.strip().lower())
     if nearest is None:
-        raise UnknownVoice(f"use one of the voices {', '.join((*voices, *VOICES))}")
+        raise UnknownVoice(f"use one of the voices: {', '.join((*voices, *VOICES))}")
     return find_voice(voices, nearest) or voices[0]
 
 

@@ -201,7 +201,7 @@ class _Stream:
             raise BadMessage("session.config fits only between utterances; send input.done first")
         name = config.voice or config.speaker
         if name and find_voice(self._voices, name) is None:
-            raise BadMessage(f"use one of the voices {', '.join(self._voices)}")
+            raise BadMessage(f"use one of the voices: {', '.join(self._voices)}")
         if config.speed not in (None, 1.0):
             raise BadMessage("the only speed is 1.0")
         streamed = config.stream_audio and config.response_format == "pcm"

@@ -265,7 +265,7 @@ def test_what_was_made_is_served(commands: WarmCommands, described: Path, tmp_pa
         running.stop(signal.SIGTERM)
     assert (said.code, commands.wait(running).code) == (0, 0)
     assert unknown.code == 1
-    assert "use one of the voices ava, ben" in unknown.stderr
+    assert "use one of the voices: ava, ben" in unknown.stderr
     with wave.open(str(file)) as wav:
         assert wav.getframerate() == 24_000
         assert wav.getnframes() > 5 * SAMPLES_PER_FRAME
