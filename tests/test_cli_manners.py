@@ -120,7 +120,7 @@ def test_a_wrong_command_line(arguments: tuple[str, ...], said: str) -> None:
     [
         (("plan",), 2, "Missing option '--gpu'"),
         (("plan", "--gpu", "abacus"), 2, "see `python -m engine_build plan --help`"),
-        (("verify", "/nonexistent"), 1, "/nonexistent"),
+        (("verify", "/nonexistent"), 1, "engine_build: "),
     ],
 )
 def test_a_wrong_command_line_of_engine_build(
