@@ -116,17 +116,14 @@ def test_a_wrong_command_line(arguments: tuple[str, ...], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "said"),
     [
-        (("plan",), 2, "Missing option '--gpu'"),
-        (("plan", "--gpu", "abacus"), 2, "see `python -m engine_build plan --help`"),
-        (("verify", "/nonexistent"), 1, "engine_build: "),
+        (("plan",), "Missing option '--gpu'"),
+        (("plan", "--gpu", "abacus"), "see `python -m engine_build plan --help`"),
     ],
 )
-def test_a_wrong_command_line_of_engine_build(
-    arguments: tuple[str, ...], code: int, said: str
-) -> None:
-    """The other program ends in the same ways."""
+def test_a_wrong_command_line_of_engine_build(arguments: tuple[str, ...], said: str) -> None:
+    """The other program ends in the same way."""
     finished = subprocess.run(
         [sys.executable, "-m", "engine_build", *arguments],
         capture_output=True,
@@ -134,13 +131,11 @@ def test_a_wrong_command_line_of_engine_build(
         timeout=60,
         check=False,
     )
-    assert finished.returncode == code
-    assert "Traceback" not in finished.stderr
-    assert said in finished.stderr
-    if code == Exit.USAGE:
-        assert finished.stdout == ""
-        (line,) = finished.stderr.splitlines()
-        assert line.startswith("engine_build: ")
+    assert finished.returncode == Exit.USAGE
+    assert finished.stdout == ""
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("engine_build: ")
+    assert said in line
 
 
 def test_a_group_alone_shows_its_help() -> None:
