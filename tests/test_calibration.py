@@ -31,6 +31,9 @@ from tests.certificates import Authority
 from tests.manifests import blank, measured
 from tests.test_cli import SIMULATED, command, run, serving
 
+# Each starts processes, which take their time.
+pytestmark = pytest.mark.slow
+
 URL = "ws://127.0.0.1:1/v1/tts"
 QUICK = Harness(processes=1, cpu_share=0.1, lag_ms_p99=1.0, lag_ms_highest=2.0)
 

@@ -19,6 +19,9 @@ from tests.server_peers import SENTENCE
 from tests.test_cli import FREE_PORTS, SIMULATED, command
 from tests.test_exits import Caller, calling, left
 
+# Each starts processes, which take their time.
+pytestmark = pytest.mark.slow
+
 
 def read_when_there(file: Path, process: "subprocess.Popen[str]") -> str:
     """What is in a file, once a process has made it."""

@@ -24,6 +24,9 @@ from tests.voice.fake_trtllm import FOLDER, FREE_BYTES
 from tests.voice.torch_checkpoints import SENTENCE, cut_short, spoilt
 from tests.voice.warm_commands import Ended, WarmCommands
 
+# Each starts processes, which take their time.
+pytestmark = pytest.mark.slow
+
 ENGINES: Final = ("torch", "trtllm")
 STAND_IN: Final = f"import sys; sys.path.insert(0, {str(FOLDER)!r})"
 GPU: Final = f"""{STAND_IN}

@@ -9,6 +9,9 @@ from orpheus_ws.config import EngineConfig
 from orpheus_ws.doctor import parts
 from tests.doctor_runs import doctor, serve_starts, settings, without
 
+# Each starts processes, which take their time.
+pytestmark = pytest.mark.slow
+
 FREE_PORTS = settings("server.port=0", "server.metrics_port=0")
 
 

@@ -23,6 +23,9 @@ from tests.harness import peer
 from tests.voice import fake_trtllm
 from tests.voice.trtllm_engines import LONG_TEXT
 
+# Each starts processes, which take their time.
+pytestmark = pytest.mark.slow
+
 FREE_PORTS = ("--port", "0", "--metrics-port", "0")
 LONGER = LONG_TEXT.replace(".", ",") * 3
 PRELUDE = """
