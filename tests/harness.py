@@ -28,13 +28,21 @@ _M = TypeVar("_M")
 
 @contextlib.asynccontextmanager
 async def server(*settings: str) -> AsyncIterator[Server]:
-    """A server with the simulated engine and codec, and with `settings` on top."""
+    """A server with the simulated engine and codec, and with `settings` on top.
+
+    It has all the patience that there is: on a busy machine a test may be held up for longer than a
+    client may be, and what time does is said by the tests that are about it.
+    """
     base = (
         "engine.name=simulated",
         "codec.name=simulated",
         "server.port=0",
         "server.metrics_port=0",
         "server.drain_seconds=5",
+        "server.handshake_seconds=600",
+        "server.write_seconds=600",
+        "server.max_queue_ms=600000",
+        "limits.context_idle_seconds=600",
     )
     async with running(config.load(flags=[*base, *settings])) as started:
         yield started

@@ -23,6 +23,7 @@ MESSAGE_BYTES: Final = 4096
 SETTINGS: Final = (
     "engine.capacity=2",
     "engine.options.step_seconds=0.002",
+    "engine.options.frames_per_char=0.2",
     f"limits.contexts={LIMIT}",
     f"limits.message_bytes={MESSAGE_BYTES}",
     "limits.text_chars=400",
@@ -77,7 +78,10 @@ class ServerMachine(RuleBasedStateMachine):
     async def _listener(self, subprotocol: str, cuts: Cuts) -> Listener:
         others = len(self.listeners)
         await turns_until(lambda: self.server.admission.active <= others)
-        return Listener(await RawPeer.connect(self.server.address.url, subprotocol, cuts))
+        one = Listener(await RawPeer.connect(self.server.address.url, subprotocol, cuts))
+        # Whoever speaks is heard to the end, and that should not take as long as to hear it.
+        assert not await one.say(m.Config(lead_ms=10_000), (), ())
+        return one
 
     def replace(self, which: int, cuts: Cuts) -> None:
         """Somebody is gone, and comes again."""

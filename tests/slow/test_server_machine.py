@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 TestServer = ServerMachine.TestCase
 TestServer.settings = settings(
-    max_examples=150,
+    max_examples=300,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
