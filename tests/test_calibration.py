@@ -290,6 +290,15 @@ def test_a_configuration_with_keys_limits_and_tls(tmp_path: Path) -> None:
         assert other.speak("Hello.").read()
 
 
+def test_a_server_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that heeds no signal is killed when its time is over, and what was measured with it counts."""
+    monkeypatch.setattr("orpheus_ws.calibration.server.STOP_SECONDS", 0.01)
+    with started([*SIMULATED], 1, new_key()[0]) as measured:
+        stopped = measured._process
+        os.kill(stopped.pid, signal.SIGSTOP)
+    assert stopped.returncode == -signal.SIGKILL
+
+
 def test_not_even_one(tmp_path: Path) -> None:
     """Where one stream breaks a bound, one line says which and what to do; nothing is written."""
     done = run(

@@ -119,7 +119,8 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
     """End it, at the latest after `STOP_SECONDS`, and whatever it has started with it."""
     process.terminate()
     try:
-        process.wait(STOP_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
     finally:
         if process.poll() is None:
             # It is the first of its session, and its workers are of it.
