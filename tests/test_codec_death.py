@@ -40,6 +40,24 @@ async def test_the_thread_dies() -> None:
     assert not any(thread.name == "codec" for thread in threading.enumerate())
 
 
+async def test_cancelling_the_start() -> None:
+    """Whoever gives up while the decoder is opened is let go at once, and the thread ends by itself."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def open_slowly() -> Decoder:
+        entered.set()
+        go_on.wait()
+        return LookingDecoder(1)
+
+    starting = asyncio.create_task(CodecLoop.start(open_slowly))
+    await turns_until(entered.is_set)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    go_on.set()
+    await asyncio.to_thread(join_codec_threads)
+
+
 async def failing(loop: CodecLoop) -> None:
     """A stream whose step fails."""
     stream = opened(loop)

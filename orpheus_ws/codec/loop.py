@@ -1,6 +1,6 @@
 """One thread that owns the decoder, and the streams the event loop sees.
 
-Rule: the event loop never touches a tensor and the thread never touches a stream. They exchange
+Rule: the event loop never touches a tensor and the thread never changes a stream. They exchange
 jobs (slot, frames) through one queue and results through one `call_soon_threadsafe` per step.
 Who takes part in a step, and when, is `policy.py`'s to say. A stream has at most one job under way,
 and none unless somebody waits in `take`, so the listener's pace is the decoder's. A decode that fails
@@ -89,10 +89,15 @@ class CodecLoop:
         """Open the decoder on a new thread and wait until it is there.
 
         `stepped` hears of the streams and seconds of every step. Raises what `open_decoder` raises.
+        When this is cancelled the thread ends by itself as soon as the decoder is open.
         """
         loop = cls(open_decoder, policy, stepped)
         loop._thread.start()
-        decoder = await loop._opened
+        try:
+            decoder = await loop._opened
+        except BaseException:
+            loop._jobs.put(None)
+            raise
         loop._free = list(range(decoder.slots))[::-1]
         loop._first_frames, loop._max_frames = decoder.first_frames, decoder.max_frames
         loop._watch = StepWatch(lambda: loop._busy_since, loop._hangs)
