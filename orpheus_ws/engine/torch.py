@@ -33,6 +33,9 @@ from orpheus_ws.settings import read_options
 
 DEFAULT_CAPACITY: Final = 8
 DEFAULT_CONTEXT: Final = 2560
+CLOSE_SECONDS: Final = 10.0
+"""For the step under way when the engine is closed; on a CPU the longest prompt takes seconds. Its thread
+is not waited for any longer: it ends with the process."""
 
 _log = logging.getLogger(__name__)
 
@@ -165,10 +168,10 @@ class TorchEngine:
         )
 
     async def close(self) -> None:
-        """Stop, once the step that runs is done. Idempotent; safe to cancel."""
+        """Stop, once the step that runs is done or `CLOSE_SECONDS` are over. Idempotent; safe to cancel."""
         self._stop("the engine was closed")
         self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
 
     # On the event loop -----------------------------------------------------------------------------
 

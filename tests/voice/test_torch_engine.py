@@ -277,3 +277,29 @@ async def test_close_while_cancelled(opened: Opener) -> None:
         await task
     await engine.close()
     assert threads() == []
+
+
+async def test_a_step_that_does_not_end(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing waits no longer than it says, and whoever listens is told; the thread ends once it can."""
+    monkeypatch.setattr("orpheus_ws.engine.torch.CLOSE_SECONDS", 0.01)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hang(_batch: object) -> list[object]:
+        entered.set()
+        go_on.wait()
+        return []
+
+    monkeypatch.setattr(Batch, "step", hang)
+    engine = await open_engine(EngineConfig(capacity=1, options={"model": str(tiny_checkpoint)}))
+    speaking = asyncio.create_task(groups_of(engine, prompt()))
+    await turns_until(entered.is_set)
+    await engine.close()
+    assert threads() != []
+    with pytest.raises(EngineFailed, match="closed"):
+        await speaking
+    go_on.set()
+    for thread in threads():
+        await asyncio.to_thread(thread.join, 30)
+    assert threads() == []
