@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
@@ -23,6 +24,8 @@ from orpheus_ws.errors import Disconnected, Refused, StartupError
 from orpheus_ws.keys import read_keys
 from orpheus_ws.server import Server
 from orpheus_ws.server.admission import Holder
+from orpheus_ws.server.parts import Parts, open_parts
+from tests.certificates import Authority
 from tests.harness import MSGPACK, peer, server, turns_until
 from tests.http_peers import SHORT, ask, calling, every_surface, http_server
 from tests.server_peers import SENTENCE, STEPPED, closed, metric
@@ -116,6 +119,27 @@ async def test_a_change_is_seen(file: KeyFile, monkeypatch: pytest.MonkeyPatch) 
         os.replace(fresh, link)  # noqa: PTH105 - the name of what it does
         await turns_until(lambda: done.get() > before)
         assert await gets_in(started, ALICE)
+
+
+async def test_a_change_while_it_starts(
+    file: KeyFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may take minutes to load: what is written meanwhile, keys or certificate, is not missed."""
+    monkeypatch.setattr("orpheus_ws.server.reload.LOOK_SECONDS", 0.01)
+    authority = Authority(tmp_path)
+    authority.issue()
+
+    async def meanwhile(*arguments: Any) -> Parts:
+        await asyncio.to_thread(file.write, bob=["bobs"])
+        await asyncio.to_thread(authority.issue)
+        return await open_parts(*arguments)
+
+    monkeypatch.setattr("orpheus_ws.server.open_parts", meanwhile)
+    async with server(file.setting, *authority.settings) as started:
+        for what in ("keys", "certificate"):
+            done = started.metrics.reloads.labels(what, "done")._value
+            await turns_until(lambda done=done: done.get() == 1)  # type: ignore[misc]
+        assert started.entrance.keys.tenants == ("bob",)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from orpheus_ws.server.page import Page
 from orpheus_ws.server.parts import open_parts
 from orpheus_ws.server.ports import Address, binding, serve_metrics, try_ports
 from orpheus_ws.server.pulse import beating
+from orpheus_ws.server.reload import look
 from orpheus_ws.server.serving import Server
 from orpheus_ws.server.websocket import CLOSE_SECONDS
 from orpheus_ws.surfaces import Routes, http_surfaces, surfaces
@@ -53,6 +54,7 @@ async def running(config: Config) -> AsyncIterator[Server]:
     let open contexts finish.
     """
     auth.check_exposure(config.auth, config.server.host)
+    seen = await asyncio.to_thread(look, config)
     keys = await asyncio.to_thread(read_keys, config.auth)
     asked_tls = tls.is_on(config.server)
     context = await asyncio.to_thread(tls.read_context, config.server) if asked_tls else None
@@ -70,7 +72,7 @@ async def running(config: Config) -> AsyncIterator[Server]:
         parts = await open_parts(config, metrics, stack)
         server = Server(config, parts, metrics, tracer, routes, keys, context)
         await stack.enter_async_context(_beside(server.watch()))
-        await stack.enter_async_context(_beside(server.reloading.watch()))
+        await stack.enter_async_context(_beside(server.reloading.watch(seen)))
         await stack.enter_async_context(beating(metrics))
         if not await server.health.probe():
             raise StartupError(

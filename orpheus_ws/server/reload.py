@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -60,17 +60,15 @@ class Reloading:
     def __init__(self, sources: Sequence[Source], metrics: Metrics) -> None:
         self._sources = sources
         self._metrics = metrics
-        self._seen: dict[str, _Marks] = {}
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
         """Read all files again at once, whether they have changed or not. Does not wait."""
         self._asked.set()
 
-    async def watch(self) -> None:
-        """Never returns. The files as they are when this begins count as read."""
-        for source in self._sources:
-            self._seen[source.name] = await asyncio.to_thread(_marks, source.files)
+    async def watch(self, seen: Mapping[str, _Marks]) -> None:
+        """Never returns. `seen` is what `look` said before the files were read for the first time."""
+        seen = dict(seen)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS if self._sources else None):
@@ -80,8 +78,8 @@ class Reloading:
             for source in self._sources:
                 # Of the time before reading: what is written meanwhile is a change again.
                 marks = await asyncio.to_thread(_marks, source.files)
-                if asked or marks != self._seen[source.name]:
-                    self._seen[source.name] = marks
+                if asked or marks != seen[source.name]:
+                    seen[source.name] = marks
                     await self._read(source)
 
     async def _read(self, source: Source) -> None:
@@ -95,6 +93,19 @@ class Reloading:
         else:
             self._metrics.reloads.labels(source.name, "done").inc()
             _log.info("read again", extra={"what": source.name})
+
+
+def look(config: Config) -> dict[str, _Marks]:
+    """How the files of each source are now, by its name. Blocks.
+
+    Before anything is read of them: loading a model takes minutes, and what changes meanwhile counts.
+    """
+    certify = _ignore if tls.is_on(config.server) else None
+    return {source.name: _marks(source.files) for source in sources(config, _ignore, certify)}
+
+
+def _ignore(_read: object) -> None:
+    """Nothing is put into use."""
 
 
 def _marks(files: Sequence[Path]) -> _Marks:
