@@ -46,8 +46,19 @@ class OrpheusError(Exception):
     code: str = "internal"
     close_code: int | None = None
     retryable: bool = False
-    retry_after_ms: int | None = None
-    """How long to wait before trying again, where that is known."""
+
+    def __init__(self, message: str, *, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+        """How long to wait before trying again, where that is known."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Python would make a copy, as for another process, from the text alone, which some refuse.
+        return _bare, (type(self), self.args), self.__dict__
+
+
+def _bare(kind: type[OrpheusError], args: tuple[object, ...]) -> OrpheusError:
+    return kind.__new__(kind, *args)
 
 
 class PeerError(OrpheusError):
@@ -124,10 +135,6 @@ class RateLimited(PeerError):
     code = "rate_limited"
     retryable = True
 
-    def __init__(self, message: str, *, retry_after_ms: int | None = None) -> None:
-        super().__init__(message)
-        self.retry_after_ms = retry_after_ms
-
 
 class SlowConsumer(PeerError):
     """The peer stopped reading while audio was due."""
@@ -145,10 +152,6 @@ class Overloaded(ServiceError):
 
     code = "overloaded"
     retryable = True
-
-    def __init__(self, message: str, *, retry_after_ms: int | None = None) -> None:
-        super().__init__(message)
-        self.retry_after_ms = retry_after_ms
 
 
 class NoAudio(ServiceError):
@@ -202,10 +205,10 @@ class Unreachable(ClientError):
 class Refused(ClientError):
     """The server refused the handshake.
 
-    `status` is the HTTP status; `reason` the server's word for why (`full`, `draining`, `dead`,
-    `auth`, `origin`, `path`, `handshake`, `key_limit`), None if something else answered; `retry_after` the
-    seconds it asked to wait, if it named any. What has to do with the moment (408, 429 and 5xx) is
-    `retryable`; a wrong key, origin or path is not.
+    `status` is the HTTP status; `reason` the server's word for why (`full`, `busy`, `draining`, `dead`,
+    `auth`, `origin`, `path`, `request`, `handshake`, `key_limit`), None if something else answered;
+    `retry_after` the seconds it asked to wait, if it named any. What has to do with the moment (408,
+    429 and 5xx) is `retryable`; a wrong key, origin or path is not.
     """
 
     code = "refused"
@@ -242,7 +245,6 @@ class UtteranceFailed(ClientError):
     def __init__(
         self, message: str, *, code: str, retryable: bool, retry_after_ms: int | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, retry_after_ms=retry_after_ms)
         self.code = code
         self.retryable = retryable
-        self.retry_after_ms = retry_after_ms
