@@ -1,7 +1,7 @@
 """What happened to one utterance, and when.
 
-Rule: a record. Those who know a time or a figure write it here; `metrics` and `tracing` read it at a few
-moments. It knows neither.
+Rule: a record. Those who know a time or a figure write it here, `tracing` its id; `metrics` and `tracing`
+read the rest at a few moments. It knows neither.
 """
 
 import time

@@ -215,6 +215,7 @@ class Connection:
             async with asyncio.timeout(None) as self._scope:
                 await self._pace(self._voice)
                 if context.live:
+                    context.trace.begin_segment()
                     with self._tracer.segment(context.trace, len(text)):
                         await self._segment(self._voice, text)
         except (PeerGone, SlowConsumer):

@@ -194,9 +194,7 @@ class _Segment:
         self._chars = chars
 
     def __enter__(self) -> None:
-        trace = self._utterance.trace
-        trace.begin_segment()
-        self._frames = trace.frames
+        self._frames = self._utterance.trace.frames
         self._span = self._utterance.child("segment", clock())
         self._span.set_attribute("orpheus.chars", self._chars)
 
