@@ -337,9 +337,10 @@ class Context:
         spoken: list[str] = []
         remaining: list[str] = []
         for text, start, end in self._spoken:
-            length = (end or 0) - start
             if end is None:
                 length = max(self.delivered - start, int(estimate_seconds(text) * rate))
+            else:
+                length = end - start
             fraction = (played - start) / length if length > 0 else 0.0
             heard, rest = split_spoken(text, min(1.0, max(0.0, fraction)))
             spoken.append(heard)

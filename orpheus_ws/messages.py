@@ -2,7 +2,7 @@
 
 Rule: one class per message of `docs/protocol.md`, fields named as on the wire, bounds written on the
 type. Surfaces for other protocols translate into these, so nothing below them knows a wire format.
-Classes without a default on a field always carry it; optional fields are left out when unset.
+A field without a default is always there; others are left out when they have nothing to say.
 """
 
 from typing import Annotated, Literal

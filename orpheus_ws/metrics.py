@@ -1,10 +1,10 @@
-"""Every instrument, and the `Trace` that collects what happened to one utterance.
+"""Every instrument.
 
-Rule: a metric is defined and observed here and nowhere else. Histograms of utterances are filled by
-`observe`, called at the first byte, at the end of each segment and at the terminal message; counters
-and gauges are live, so that what hangs shows while it hangs. Labels carry neither user text nor ids.
-Durations are in seconds. The clock of an utterance starts when the message arrives that completes
-its first segment.
+Rule: a metric is defined and observed here and nowhere else. The histograms of an utterance are filled by
+`observe` from its `Trace`, at the first byte, at the end of each segment and at the terminal message;
+counters and gauges are live, so that what hangs shows while it hangs. Labels carry neither user text nor
+ids. Durations are in seconds. The clock of an utterance starts when the message arrives that completes its
+first segment.
 """
 
 import itertools

@@ -18,7 +18,6 @@ from orpheus_ws.pcm import check_format
 REMEMBERED_CONTEXTS: Final = 1024
 """Ids of ended contexts kept, so that late messages for them are told from new ones."""
 
-
 _UNFIT_CODE: Final = "bad_message"
 _CLOSED_CODE: Final = "closed_context"
 _CLOSED: Final = "the context takes no more text; `open` it again to use its id"

@@ -3,7 +3,7 @@
 Rule: two layers. A `Decoder` is blocking and owned by one thread; it holds the state of `slots`
 streams and advances some of them in one step. A `Codec` is what the event loop sees: streams that
 are fed and taken from. `loop.py` makes the second out of the first. A decoder is opened by name
-like an engine: `codec = "streaming"` is `orpheus_ws/codec/streaming.py:open_decoder`.
+like an engine: `codec.name = "streaming"` is `orpheus_ws/codec/streaming.py:open_decoder`.
 
 N frames give exactly N × 2048 samples, head and tail included, whatever the chunking.
 """

@@ -1,7 +1,7 @@
 """The engine contract: one segment's prompt in, groups of Orpheus token ids out.
 
 Rule: an engine knows text, ids and slots; it knows no frames, no audio and no sockets. It is opened
-by name: `engine = "pocket"` imports `orpheus_ws.engine.pocket` and awaits its `open_engine(config)`;
+by name: `engine.name = "pocket"` imports `orpheus_ws.engine.pocket` and awaits its `open_engine(config)`;
 a name with a dot is a module of somebody else's. A module whose `Options` can be wrong in ways that
 show before anything is opened may have `examine(options, capacity)`, which raises `StartupError` and
 may return advice; `orpheus-ws doctor` calls it. `DEFAULT_CAPACITY` is how many slots it has unless told

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from scipy.spatial import KDTree
 from scipy.special import erf
 
-from orpheus_ws.tokens import CODES_PER_FRAME, SAMPLE_RATE, SAMPLES_PER_FRAME
+from orpheus_ws.tokens import CODES_PER_FRAME, LEVEL_SLOTS, SAMPLE_RATE, SAMPLES_PER_FRAME
 
 # Double precision throughout: how numpy rounds may depend on the size of an array. In single
 # precision a block's latents differ from the whole's by about 6e-6, which now and then decides
@@ -41,7 +41,7 @@ CONTEXT = 2 * SAMPLES_PER_FRAME
 """Samples of context for a block. A column sees 3328: five columns beside it and half a window."""
 
 # Coarse to fine: how many columns share a code of that level, and its slots in a frame.
-LEVELS = ((4, (0,)), (2, (1, 4)), (1, (2, 3, 5, 6)))
+LEVELS = tuple(zip((4, 2, 1), LEVEL_SLOTS, strict=True))
 
 
 class _Convolution(NamedTuple):

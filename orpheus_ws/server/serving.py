@@ -69,7 +69,8 @@ class Server:
     ) -> None:
         self.config = config
         self.routes = routes
-        self.engine, self.codec, self.capacity = engine, codec, _ = parts
+        engine, codec, self.capacity = parts
+        self.engine, self.codec = engine, codec
         self.metrics = metrics
         self.tracer = tracer
         self.turns = Turns(engine.capacity)
