@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from engine_build.plan import make_plan
-from orpheus_ws.planning.cost import cost
+from orpheus_ws.planning.cost import Usage
 from orpheus_ws.planning.memory import Request
 from orpheus_ws.planning.profiles import GPUS, Precision
 from orpheus_ws.planning.steps import HOST, Segment, Traffic, Variant, floor_times, stream_parts
@@ -148,9 +148,11 @@ def _first_byte() -> str:
 def _cost() -> str:
     heads = ("capacity", "an hour of conversation", "an hour of speech")
 
+    usage = Usage(price=PRICE, talk_share=TALK_SHARE, utilisation=UTILISATION)
+
     def rows() -> Iterator[tuple[str, ...]]:
         for capacity in (24, 64, 128, 216, 469):
-            spent = cost(PRICE, capacity, talk_share=TALK_SHARE, utilisation=UTILISATION)
+            spent = usage.cost(capacity)
             yield str(capacity), f"{spent.conversation_hour:.4f}", f"{spent.speech_hour:.4f}"
 
     return _table(heads, rows())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine_build.plan import LABEL, as_json, make_plan, rows, table
 from orpheus_ws.audio import LEAD_IN, LONGEST_SILENCE, SHORTEST_PAUSE, Player
-from orpheus_ws.planning.cost import Usage, cost
+from orpheus_ws.planning.cost import Usage
 from orpheus_ws.planning.memory import (
     HEADROOM_BYTES,
     KV_FRACTION,
@@ -248,26 +248,14 @@ def test_graph_sizes(capacity: int) -> None:
     capacity=st.integers(1, 1000),
     talk_share=st.floats(0.01, 1),
     utilisation=st.floats(0.01, 1),
-    sockets=st.floats(1, 10),
 )
-def test_cost(
-    price: float, capacity: int, talk_share: float, utilisation: float, sockets: float
-) -> None:
-    """An hour of the GPU pays for what is spoken in it; more sockets never cost more, and never make
-    more speech than there are slots.
-    """
-    plain = cost(price, capacity, talk_share=talk_share, utilisation=utilisation)
-    assert plain.conversation_hour == pytest.approx(price / (capacity * utilisation))
-    assert plain.speech_hour == pytest.approx(plain.conversation_hour / talk_share)
-    shared = cost(
-        price,
-        capacity,
-        talk_share=talk_share,
-        utilisation=utilisation,
-        sockets_per_slot=sockets,
-    )
-    assert shared.conversation_hour <= plain.conversation_hour
-    assert shared.speech_hour >= price / capacity * (1 - 1e-9)
+def test_cost(price: float, capacity: int, talk_share: float, utilisation: float) -> None:
+    """An hour of the GPU pays for what is spoken in it: whoever pays for that pays for the hour."""
+    usage = Usage(price=price, talk_share=talk_share, utilisation=utilisation)
+    cost = usage.cost(capacity)
+    conversations = capacity * utilisation
+    assert cost.conversation_hour * conversations == pytest.approx(price)
+    assert cost.speech_hour * conversations * talk_share == pytest.approx(price)
 
 
 @pytest.mark.parametrize(
@@ -278,14 +266,14 @@ def test_cost(
         {"utilisation": 0.0},
         {"capacity": 0},
         {"price": -1.0},
-        {"sockets_per_slot": 0.5},
     ],
 )
 def test_cost_refuses_what_cannot_be(wrong: dict[str, float]) -> None:
     """Shares are parts of 1, a price is not negative, and there is at least one slot."""
-    right = {"price": 1.0, "capacity": 8, "talk_share": 0.4, "utilisation": 0.6}
+    right = {"price": 1.0, "capacity": 8, "talk_share": 0.4, "utilisation": 0.6} | wrong
+    capacity = int(right.pop("capacity"))
     with pytest.raises(ValueError, match="not"):
-        cost(**(right | wrong))  # type: ignore[arg-type]
+        Usage(**right).cost(capacity)
 
 
 @pytest.mark.parametrize("name", GPUS)

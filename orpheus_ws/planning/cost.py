@@ -12,18 +12,6 @@ UTILISATION: Final = 0.6
 """Where the commands begin if they are told a price alone. Assumptions."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cost takes; see `cost`."""
-
-    price: float
-    talk_share: float = TALK_SHARE
-    utilisation: float = UTILISATION
-
-    def cost(self, capacity: int) -> "Cost":
-        """What it comes to. Raises `ValueError` as `cost` does."""
-        return cost(self.price, capacity, talk_share=self.talk_share, utilisation=self.utilisation)
-
-
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """In the currency of the price."""
 
@@ -33,29 +21,25 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """For an hour of a conversation, in which the agent speaks for its share of the time."""
 
 
-def cost(
-    price: float,
-    capacity: int,
-    *,
-    talk_share: float,
-    utilisation: float,
-    sockets_per_slot: float = 1.0,
-) -> Cost:
-    """Cost of speech on a GPU that costs `price` an hour and has `capacity` slots.
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine costs, and how it is used."""
 
-    `talk_share` is the part of a conversation in which the agent speaks; `utilisation` the part of
-    the sockets that carry a conversation, as a mean over all hours that are paid for; both in (0, 1].
-    A conversation keeps a socket all the time. With more sockets than slots (`sockets_per_slot`,
-    as `limits` allow it) they still cannot speak more than the slots: the dearer of the two counts.
-    Raises `ValueError` for what cannot be.
-    """
-    if not (0 < talk_share <= 1 and 0 < utilisation <= 1):
-        raise ValueError("talk share and utilisation are parts of 1, and not 0")
-    if price < 0 or capacity < 1 or sockets_per_slot < 1:
-        raise ValueError("a price is not negative; there is a slot, and a socket for each")
-    conversations = min(
-        capacity * sockets_per_slot * utilisation,
-        capacity / talk_share,
-    )
-    conversation_hour = price / conversations
-    return Cost(conversation_hour=conversation_hour, speech_hour=conversation_hour / talk_share)
+    price: float
+    """Of an hour."""
+    talk_share: float = TALK_SHARE
+    """Part of a conversation in which the agent speaks, in (0, 1]."""
+    utilisation: float = UTILISATION
+    """Part of the sockets that carry a conversation, as a mean over all hours that are paid for, in
+    (0, 1]."""
+
+    def cost(self, capacity: int) -> Cost:
+        """What it comes to with so many slots, each of which a conversation keeps all the time.
+
+        Raises `ValueError` for what cannot be.
+        """
+        if not (0 < self.talk_share <= 1 and 0 < self.utilisation <= 1):
+            raise ValueError("talk share and utilisation are parts of 1, and not 0")
+        if self.price < 0 or capacity < 1:
+            raise ValueError("a price is not negative, and there is a slot")
+        hour = self.price / (capacity * self.utilisation)
+        return Cost(conversation_hour=hour, speech_hour=hour / self.talk_share)
