@@ -17,8 +17,6 @@ from orpheus_ws.planning.steps import HOST, Segment, Traffic, Variant, floor_tim
 
 PAGE: Final = Path(__file__).parent / "capacity.md"
 PRICE: Final = 1.0
-TALK_SHARE: Final = 0.4
-UTILISATION: Final = 0.6
 
 _GIB: Final = 2**30
 _MARKED: Final = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -148,7 +146,7 @@ def _first_byte() -> str:
 def _cost() -> str:
     heads = ("capacity", "an hour of conversation", "an hour of speech")
 
-    usage = Usage(price=PRICE, talk_share=TALK_SHARE, utilisation=UTILISATION)
+    usage = Usage(price=PRICE)
 
     def rows() -> Iterator[tuple[str, ...]]:
         for capacity in (24, 64, 128, 216, 469):

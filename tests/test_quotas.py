@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from orpheus_ws.config import AuthConfig
 from orpheus_ws.errors import ContextLimit, RateLimited, TextTooLong
 from orpheus_ws.keys import TenantLimits, read_keys
-from orpheus_ws.server.quotas import Bucket, Quota, Quotas
+from orpheus_ws.server.quotas import Quota, Quotas
 
 steps = st.lists(st.tuples(st.floats(0, 200), st.integers(0, 300)), max_size=60)
 """Seconds that pass, and characters that are wanted then."""
@@ -21,13 +21,29 @@ def quota(limits: TenantLimits) -> Quota:
     return Quota(limits, lambda _limit: None, lambda _chars: None)
 
 
+def minute(characters: int) -> Quota:
+    """So many characters a minute."""
+    return quota(TenantLimits(text_per_minute=characters))
+
+
+def ask(tenant: Quota, amount: int, now: float) -> float:
+    """Send so many characters; 0 if they were taken, or else the seconds until as many would be."""
+    try:
+        tenant.take(amount, now)
+    except RateLimited as error:
+        return (error.retry_after_ms or math.nan) / 1000
+    except TextTooLong:
+        return math.inf
+    return 0.0
+
+
 @given(per_minute=st.integers(1, 250), steps=steps)
 def test_no_interval_has_more(per_minute: int, steps: list[tuple[float, int]]) -> None:
-    """Between any two moments no more is taken than the bucket holds and what flows in meanwhile."""
-    bucket, now, taken = Bucket(per_minute), 100.0, []
+    """Between any two moments no more is taken than a minute's and what flows in meanwhile."""
+    tenant, now, taken = minute(per_minute), 100.0, []
     for passed, amount in steps:
         now += passed
-        if bucket.take(amount, now) == 0.0:
+        if ask(tenant, amount, now) == 0.0:
             taken.append((now, amount))
     for first, (begin, _) in enumerate(taken):
         total = 0
@@ -38,41 +54,42 @@ def test_no_interval_has_more(per_minute: int, steps: list[tuple[float, int]]) -
 
 @given(per_minute=st.integers(1, 250), steps=steps)
 def test_the_wait_is_enough_and_needed(per_minute: int, steps: list[tuple[float, int]]) -> None:
-    """After the seconds that are named it is there; a moment before them it is not."""
-    bucket, now = Bucket(per_minute), 0.0
+    """After the milliseconds that are named it is there; before the last of them it is not."""
+    tenant, now = minute(per_minute), 0.0
     for passed, amount in steps:
         now += passed
-        wait = bucket.take(amount, now)
+        wait = ask(tenant, amount, now)
         assert (wait == math.inf) == (amount > per_minute)
-        if 1e-3 < wait < math.inf:
-            assert bucket.take(amount, now + wait - 1e-4 * wait) > 0.0
-            assert bucket.take(amount, now + wait + 1e-6) == 0.0
+        if 0.002 < wait < math.inf:
+            assert ask(tenant, amount, now + wait - 0.0011) > 0.0
             now += wait + 1e-6
+            assert ask(tenant, amount, now) == 0.0
 
 
 @given(per_minute=st.integers(1, 250), refused=st.lists(st.integers(251, 999), max_size=20))
 def test_what_is_refused_costs_nothing(per_minute: int, refused: list[int]) -> None:
-    """Whoever asks for too much again and again still has all that he had."""
-    bucket = Bucket(per_minute)
+    """Whoever asks for too much again and again still has all that they had."""
+    tenant = minute(per_minute)
     for amount in refused:
-        assert bucket.take(amount, 5.0) == math.inf
-    assert bucket.take(per_minute, 5.0) == 0.0
+        assert ask(tenant, amount, 5.0) == math.inf
+    assert ask(tenant, per_minute, 5.0) == 0.0
 
 
-@given(st.integers(1, 250), st.integers(1, 250), st.integers(0, 250))
-def test_a_new_limit_is_no_new_minute(old: int, new: int, used: int) -> None:
-    """What was used under the old limit counts under the new one."""
-    bucket = Bucket(old)
-    taken = used if bucket.take(used, 0.0) == 0.0 else 0
-    assert bucket.resized(new).take(max(0, new - taken), 0.0) == 0.0
-    assert taken == 0 or bucket.resized(new).take(max(1, min(new, new - taken + 1)), 0.0) > 0.0
+@given(st.integers(1, 250), st.integers(1, 250), st.integers(0, 250), st.booleans())
+def test_a_new_limit_is_no_new_minute(old: int, new: int, used: int, more: bool) -> None:
+    """What was used under the old limit counts under the new one, and no more than that."""
+    tenant = minute(old)
+    taken = used if ask(tenant, used, 0.0) == 0.0 else 0
+    tenant.limit(TenantLimits(text_per_minute=new))
+    left = max(0, new - taken)
+    assert (ask(tenant, left + more, 0.0) > 0.0) == more
 
 
 def test_time_does_not_run_back() -> None:
     """A moment before the last one fills nothing."""
-    bucket = Bucket(60)
-    assert bucket.take(60, 10.0) == 0.0
-    assert bucket.take(1, 5.0) > 0.0
+    tenant = minute(60)
+    assert ask(tenant, 60, 10.0) == 0.0
+    assert ask(tenant, 1, 5.0) > 0.0
 
 
 def test_what_is_told() -> None:

@@ -11,40 +11,9 @@ from typing import Final
 
 from orpheus_ws.errors import ContextLimit, RateLimited, TextTooLong
 from orpheus_ws.keys import KeyRing, TenantLimits
+from orpheus_ws.server.bucket import Bucket
 
 _SECONDS: Final = 60.0
-
-
-class Bucket:
-    """Fills by `per_minute` a minute up to as much, and is full at first."""
-
-    def __init__(self, per_minute: int) -> None:
-        self.per_minute = per_minute
-        self._level = float(per_minute)
-        self._at: float | None = None
-
-    def take(self, amount: int, now: float) -> float:
-        """Take `amount` and return 0, or take nothing and return the seconds until it is there.
-
-        That is infinite for more than it ever holds.
-        """
-        if self._at is not None:
-            filled = max(0.0, now - self._at) * self.per_minute / _SECONDS
-            self._level = min(self._level + filled, float(self.per_minute))
-        self._at = now
-        if amount <= self._level:
-            self._level -= amount
-            return 0.0
-        if amount > self.per_minute:
-            return math.inf
-        return (amount - self._level) * _SECONDS / self.per_minute
-
-    def resized(self, per_minute: int) -> "Bucket":
-        """Another that is as empty as this one, in characters: a new limit is no new minute."""
-        other = Bucket(per_minute)
-        other._level = max(0.0, per_minute - (self.per_minute - self._level))
-        other._at = self._at
-        return other
 
 
 class Quota:
@@ -69,9 +38,9 @@ class Quota:
         if most is None:
             self._bucket = None
         elif self._bucket is None:
-            self._bucket = Bucket(most)
-        elif most != self._bucket.per_minute:
-            self._bucket = self._bucket.resized(most)
+            self._bucket = Bucket(most / _SECONDS, most)
+        elif most != self._bucket.burst:
+            self._bucket = self._bucket.resized(most / _SECONDS, most)
         self._limits = limits
 
     def open(self) -> None:
@@ -90,8 +59,10 @@ class Quota:
 
     def take(self, chars: int, now: float) -> None:
         """See `Allowance`."""
-        seconds = 0.0 if self._bucket is None else self._bucket.take(chars, now)
+        seconds = 0.0 if self._bucket is None else self._bucket.wait(chars, now)
         if seconds == 0.0:
+            if self._bucket is not None:
+                self._bucket.spend(chars, now)
             self._spoken(chars)
             return
         self._limited("text")
