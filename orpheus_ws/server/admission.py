@@ -75,7 +75,7 @@ class Admission:
         return True
 
     def has_room_for(self, tenant: str, most: int | None, now: float) -> bool:
-        """Whether this tenant, who may have `most`, may have one more; he evicts but his own."""
+        """Whether this tenant, which may have `most`, may have one more; it evicts only its own."""
         own = {holder for holder in self._holders if holder.tenant == tenant}
         return most is None or len(own) < most or self._evict(now, own)
 

@@ -1,6 +1,6 @@
 """Who may connect: keys in headers, short-lived tokens in the address.
 
-Rule: what may be logged of somebody is the name of the tenant whose key it is; what he presented never
+Rule: what may be logged of somebody is the name of the tenant whose key it is; what was presented never
 leaves this module.
 """
 
@@ -22,7 +22,7 @@ _TOKEN = "token"
 _SECRETS = frozenset(("authorization", "cookie", _TOKEN, *(name.lower() for name in _HEADERS)))
 MOST_PRESENTED: Final = 4
 """Keys, and tokens, that are looked at in one request. A client shows one, perhaps in each header that it
-knows; whoever shows more is trying them out, and would have the event loop to himself meanwhile."""
+knows; whoever shows more is trying them out, and would have the event loop to themselves meanwhile."""
 MOST_FIELDS: Final = 64
 """Of a query that a token is looked for in."""
 ANYBODY = Key(ANONYMOUS, b"", None)
@@ -73,7 +73,7 @@ def allows_origin(auth: AuthConfig, headers: Headers) -> bool:
     """Whether a browser's page may open a socket; programs send no Origin and always may.
 
     With `origins` only those. Without, any page that knows a key; and without keys, only pages from
-    this very host, or else every page a developer visits could speak through his machine. There the
+    this very host, or else every page a developer visits could speak through that machine. There the
     host must have a name that no stranger can give to this machine's own address.
     """
     # No browser sends two of them; whoever does is let in only if each would be.

@@ -1,9 +1,9 @@
-"""Before a handshake: who has connected waits here, at next to no cost, until he may ask.
+"""Before a handshake: whoever has connected waits here, at next to no cost, until it may ask.
 
 Rule: a connection costs a protocol's machinery only after its whole head has come and it is its turn.
 Turns come at `server.handshakes_per_second`, whoever asks, so that a storm of connections takes no
-more of the event loop than that and a few microseconds each. Whoever shows a valid key has a line of
-his own, which is served first. Those for whom no line has room are refused with bytes that were made
+more of the event loop than that and a few microseconds each. Those who show a valid key have a line of
+their own, which is served first. Those for whom no line has room are refused with bytes that were made
 beforehand. All ports of an event loop share one door.
 """
 
@@ -170,7 +170,7 @@ class Door:
 
     @property
     def crowded(self) -> bool:
-        """Whether somebody waits for his turn."""
+        """Whether somebody waits for a turn."""
         return bool(self._known or self._strangers)
 
     def arrive(self, transport: asyncio.Transport, enter: Callable[[bytes], None]) -> Guest:

@@ -1,7 +1,7 @@
 """Who may come in: asked alike for a socket and for a request over HTTP.
 
 Rule: everything that can refuse a client refuses it here, with an HTTP status, before anything has been
-promised. Whoever is admitted holds a slot, and gives it back himself.
+promised. Whoever is admitted holds a slot, and has to give it back.
 """
 
 import logging
@@ -147,7 +147,7 @@ class Entrance:
         return Refusal(503, reason, advice, wait)
 
     def count(self, refusal: Refusal, key: str | None) -> None:
-        """Somebody was refused; `key` is the name of his, if it is known."""
+        """Somebody was refused; `key` is the name of the key, if it is known."""
         self._metrics.handshakes_refused.labels(refusal.reason).inc()
         told = {"reason": refusal.reason, "status": refusal.status, "key": key}
         _log.info("refused", extra=told)

@@ -1,9 +1,9 @@
-"""Before the door, where it is TLS: who has connected waits here until his TLS handshake may begin.
+"""Before the door, where it is TLS: whoever has connected waits here until its TLS handshake may begin.
 
 Rule: TLS costs more than anything else that a stranger can ask for, so nothing of it exists for a
 connection that has said nothing, and the others have their turn at the rate of the door. Nobody's key is
-known yet, so all have one line, and who finds it full is cut off: without TLS there are no words to
-refuse him with.
+known yet, so all have one line, and whoever finds it full is cut off: without TLS there are no words to
+refuse it with.
 """
 
 import asyncio

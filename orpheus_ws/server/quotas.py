@@ -1,7 +1,7 @@
 """What each tenant may still do: contexts open at once, characters a minute. Pure.
 
-Rule: a quota is one tenant's and nobody else's, shared by all of his sockets. What is refused is not
-counted against him. There is a quota for each name that the keys have, so their number is the operator's
+Rule: a quota is one tenant's and nobody else's, shared by all of its sockets. What is refused is not
+counted against it. There is a quota for each name that the keys have, so their number is the operator's
 doing. Time is an argument, in seconds of any one clock.
 """
 
@@ -91,7 +91,7 @@ class Quotas:
         self.renew(keys)
 
     def renew(self, keys: KeyRing) -> None:
-        """There are new keys. Who has none any more is remembered: his sockets close by and by."""
+        """There are new keys. A tenant that has none any more is remembered: its sockets close by and by."""
         self._keys = keys
         for name, quota in self._quotas.items():
             quota.limit(keys.limits(name))

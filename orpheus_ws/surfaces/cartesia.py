@@ -147,7 +147,7 @@ class _Speech:
         return messages
 
     def _late(self, request: _Request) -> list[m.ClientMessage]:
-        """Whoever ends a context twice has said nothing new; who says more is told that he cannot."""
+        """Whoever ends a context twice has said nothing new; whoever says more is told that this cannot be."""
         if (request.transcript or "").strip() or request.flush:
             advice = "the context takes no more transcripts; name another context_id"
             raise BadMessage(advice, context=request.context_id, cancels=True)
