@@ -213,6 +213,18 @@ async def test_a_head_as_long_as_may_be(port: str) -> None:
             assert await asking.status() == status
 
 
+@pytest.mark.parametrize("port", ["port", "http_port"])
+@pytest.mark.parametrize("known", [b"", b"X-API-Key: secret\r\n"])
+async def test_a_head_that_is_too_long_and_whole(port: str, known: bytes) -> None:
+    """It is refused with 431 though its end is there already, whoever sends it."""
+    lines = b"".join(b"X-%d: %s\r\n" % (n, b"a" * 4000) for n in range(5))
+    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + known + lines
+    async with server(HTTP, "auth.keys.alice=secret") as started:
+        async with raw(started, head + b"\r\n", port) as asking:
+            assert await asking.status() == b"431"
+        assert started.door.waiting == 0
+
+
 async def test_half_closed_before_the_head() -> None:
     """Whoever says that no more will come, before his head is complete, is gone."""
     async with server() as started, raw(started, UPGRADE) as half:

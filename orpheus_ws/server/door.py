@@ -114,6 +114,11 @@ class Guest:
         return self._head is not None
 
     @property
+    def head_size(self) -> int:
+        """Of what has come of the head, without its end."""
+        return self.size if self._head is None else self._head
+
+    @property
     def head(self) -> bytes:
         """The head, without its end."""
         return bytes(self._sent[: self._head])
@@ -187,9 +192,10 @@ class Door:
 
     def heard(self, guest: Guest) -> None:
         """A guest that was silent has said something."""
+        if guest.head_size > HEAD_BYTES:
+            self._answer(guest, self._too_long)
+            return
         if not guest.asked:
-            if guest.size > HEAD_BYTES:
-                self._answer(guest, self._too_long)
             return
         if not self.crowded and self._bucket.take(clock()):
             self.forget(guest)
