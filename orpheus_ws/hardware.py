@@ -86,9 +86,14 @@ def _processor() -> Hardware:
         listed = ""
     named = re.search(r"^model name\s*:\s*(\S.*?)\s*$", listed, re.MULTILINE)
     name = named[1] if named else platform.processor() or platform.machine()
-    count = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else count
-    return Hardware(f"{name}, {usable} cores", NO_DRIVER)
+    return Hardware(f"{name}, {usable_processors()} cores", NO_DRIVER)
+
+
+def usable_processors() -> int:
+    """How many processors this process may use. Only Linux lets it be kept to some of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _visible(gpus: tuple[Gpu, ...], visible: str | None) -> Iterator[Hardware]:

@@ -1,10 +1,17 @@
-"""Which GPU or slice a program would run on, by what a scripted `nvidia-smi` lists."""
+"""Which GPU, slice or processors a program would run on."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from orpheus_ws.hardware import NO_DRIVER, VISIBLE_VARIABLE, Hardware, find_hardware
+from orpheus_ws.hardware import (
+    NO_DRIVER,
+    VISIBLE_VARIABLE,
+    Hardware,
+    find_hardware,
+    usable_processors,
+)
 from tests.test_doctor_gpu import A100, H100, H100_MIG, program
 
 FIRST = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11111111-0000)"
@@ -69,3 +76,9 @@ def test_a_processor() -> None:
     assert found.name.endswith("cores")
     assert found.driver == NO_DRIVER
     assert found == find_hardware("cpu", {})
+
+
+def test_a_system_that_binds_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process cannot be kept to some of the processors, as on macOS, it may use all of them."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_processors() == os.cpu_count()

@@ -25,6 +25,7 @@ from orpheus_ws.codec.passes import EagerPasses
 from orpheus_ws.codec.streaming import StreamingDecoder
 from orpheus_ws.codec.weights import load_model
 from orpheus_ws.codec.window import WindowDecoder
+from orpheus_ws.hardware import usable_processors
 from orpheus_ws.tokens import SAMPLE_RATE
 
 SETTLED: Final = 5
@@ -101,7 +102,7 @@ def measure(
         threads=threads,
         torch=str(torch.__version__),
         python=sys.version.split()[0],
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=usable_processors(),
         load_average=round(load_average, 2),
         figures=tuple(figures),
     )

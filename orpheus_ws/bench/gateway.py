@@ -5,7 +5,6 @@ when all streams speak. CPU time is the server process's, from the operating sys
 """
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from orpheus_ws.audio import Player
 from orpheus_ws.bench import listeners
 from orpheus_ws.bench.servers import Confession, Setup, run_floor, run_gateway
 from orpheus_ws.errors import BenchFailed
+from orpheus_ws.hardware import usable_processors
 from orpheus_ws.processes import Child, child
 from orpheus_ws.tokens import SAMPLES_PER_FRAME
 from orpheus_ws.trace import clock
@@ -97,7 +97,7 @@ def measure(streams: int, seconds: float, lead_ms: int, progress: Callable[[str]
         prebuffer_ms=Player.PREBUFFER * 1000,
         switch_interval=confession.switch_interval,
         python=sys.version.split()[0],
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=usable_processors(),
         parts=tuple(parts),
     )
 
@@ -130,7 +130,7 @@ def _cpu_seconds(server: Child) -> float:
 
 def _listen(stack: contextlib.ExitStack, url: str, setup: Setup) -> list[Child]:
     """Start the clients, on all cores but the server's, and wait until all their streams speak."""
-    count = max(1, min(len(os.sched_getaffinity(0)) - 1, setup.streams))
+    count = max(1, min(usable_processors() - 1, setup.streams))
     shares = [setup.streams // count + (n < setup.streams % count) for n in range(count)]
     clients = [
         stack.enter_context(

@@ -8,7 +8,6 @@ alone is measured in the same run. A visitor with a key comes again and again, a
 import asyncio
 import contextlib
 import gc
-import os
 import socket
 import statistics
 import sys
@@ -26,6 +25,7 @@ from websockets.asyncio.server import serve
 from orpheus_ws import config as configuration
 from orpheus_ws.bench import attackers, listeners, servers
 from orpheus_ws.errors import BenchFailed
+from orpheus_ws.hardware import usable_processors
 from orpheus_ws.processes import Child, child
 from orpheus_ws.server import running
 from orpheus_ws.tokens import CODES_PER_FRAME, FRAME_SECONDS
@@ -139,7 +139,7 @@ def measure(
         seconds=seconds,
         simulated="engine and codec",
         python=sys.version.split()[0],
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=usable_processors(),
         bare_us_per_refusal=bare,
         calm=calm,
         storms=tuple(storms),

@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Final
 
 from orpheus_ws.doctor.check import Check, Status
+from orpheus_ws.hardware import usable_processors
 from orpheus_ws.server.door import LINE, SILENT
 
 FILES_BESIDE_SOCKETS: Final = 64 + SILENT + 2 * LINE
@@ -21,10 +22,8 @@ def python() -> Check:
 
 def processors() -> Check:
     """How many processors there are, and how many of them this process may use."""
-    count = os.cpu_count() or 1
-    # Only Linux lets a process be kept to some of them.
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else count
-    found = f"{count}, of which this process may use {usable}"
+    usable = usable_processors()
+    found = f"{os.cpu_count() or 1}, of which this process may use {usable}"
     if usable > 1:
         return Check("processors", Status.OK, found)
     return Check(

@@ -5,7 +5,6 @@ Rule: the parent says no word to the server, so watching a run does not disturb 
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
@@ -16,6 +15,7 @@ import numpy as np
 
 from orpheus_ws.client.connection import check_url
 from orpheus_ws.errors import ClientError
+from orpheus_ws.hardware import usable_processors
 from orpheus_ws.loadtest import worker
 from orpheus_ws.loadtest.plan import Plan
 from orpheus_ws.loadtest.tally import Batch, Tally
@@ -146,8 +146,9 @@ def verdict(plan: Plan, figures: Figures) -> tuple[str, ...]:
 
 
 def _start(stack: contextlib.ExitStack, plan: Plan, api_key: str | None) -> list[Child]:
-    cpus = len(os.sched_getaffinity(0))
-    count = plan.processes or min(cpus, math.ceil(plan.streams / STREAMS_PER_PROCESS))
+    count = plan.processes or min(
+        usable_processors(), math.ceil(plan.streams / STREAMS_PER_PROCESS)
+    )
     count = min(count, plan.streams)
     processes = [
         stack.enter_context(
