@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING
 
 import prometheus_client
 from prometheus_client import CollectorRegistry
@@ -36,6 +37,9 @@ from orpheus_ws.server.serving import Server
 from orpheus_ws.server.websocket import CLOSE_SECONDS
 from orpheus_ws.surfaces import Routes, http_surfaces, surfaces
 from orpheus_ws.tracing import open_tracer
+
+if TYPE_CHECKING:
+    from orpheus_ws.server.http import HttpFront
 
 __all__ = ["Address", "Server", "running"]
 
@@ -137,7 +141,8 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
     config = server.config.server
     if config.http_port is None:
         return None
-    front = load_part("orpheus_ws.server", "http", "HttpFront", extra="http")(
+    kind: type[HttpFront] = load_part("orpheus_ws.server", "http", "HttpFront", extra="http")
+    front = kind(
         server.config,
         server.entrance,
         server.door,
@@ -147,8 +152,7 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
     )
     stack.push_async_callback(front.close)
     with binding(config.host, config.http_port, "server.http_port"):
-        port: int = await front.listen()
-    return port
+        return await front.listen()
 
 
 async def _close(server: Server, listener: Listener) -> None:

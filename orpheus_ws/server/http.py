@@ -7,9 +7,9 @@ and Starlette routes; what they have no limit for, a client that never finishes 
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from email.utils import formatdate
-from typing import Any, Final
+from typing import Final
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -28,9 +28,17 @@ from websockets.datastructures import Headers
 from orpheus_ws.config import AuthConfig, Config
 from orpheus_ws.errors import OrpheusError
 from orpheus_ws.keys import Key
-from orpheus_ws.server import auth, entrance
+from orpheus_ws.server import auth
 from orpheus_ws.server.door import BACKLOG, HEAD_BYTES, Door
-from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
+from orpheus_ws.server.entrance import (
+    ALIVE_PATHS,
+    CAPACITY_PATH,
+    JSON_TYPE,
+    READY_PATHS,
+    Entrance,
+    Refusal,
+    traceparent,
+)
 from orpheus_ws.server.http_peer import CLOSE_SECONDS, HttpPeer
 from orpheus_ws.server.http_protocol import Protocol
 from orpheus_ws.server.porch import Porch
@@ -52,14 +60,14 @@ class HttpFront:
     def __init__(
         self,
         config: Config,
-        doors: Entrance,
+        entrance: Entrance,
         door: Door,
         voices: tuple[str, ...],
         serve: Serve,
         porch: Porch | None,
     ) -> None:
         self._config = config
-        self._entrance = doors
+        self._entrance = entrance
         self._door = door
         self._voices = voices
         self._porch = porch
@@ -68,7 +76,7 @@ class HttpFront:
         self._listener: asyncio.Server | None = None
         self._surfaces = http_surfaces()
         self._speeches = {
-            surface.name: _Speech(surface, config, doors, voices, serve, self._peers)
+            surface.name: _Speech(surface, config, entrance, voices, serve, self._peers)
             for surface in self._surfaces
         }
 
@@ -121,7 +129,7 @@ class HttpFront:
     # Pages ---------------------------------------------------------------------------------------
 
     def _application(self) -> ASGIApp:
-        plain = (*entrance.ALIVE_PATHS, *entrance.READY_PATHS, entrance.CAPACITY_PATH)
+        plain = (*ALIVE_PATHS, *READY_PATHS, CAPACITY_PATH)
         routes = [Route(path, self._plain) for path in plain]
         for surface in self._surfaces:
             routes += [Route(path, self._page(surface, path)) for path in surface.pages]
@@ -183,14 +191,14 @@ class _Speech:
         self,
         surface: HttpSurface,
         config: Config,
-        doors: Entrance,
+        entrance: Entrance,
         voices: tuple[str, ...],
         serve: Serve,
         peers: set[HttpPeer],
     ) -> None:
         self._surface = surface
         self._config = config
-        self._entrance = doors
+        self._entrance = entrance
         self._voices = voices
         self._serve = serve
         self._peers = peers
@@ -231,7 +239,7 @@ class _Speech:
         if refusal is not None:
             await refuse(refusal, key)
             return
-        await self._answer(peer, key, entrance.traceparent(_headers(request)))
+        await self._answer(peer, key, traceparent(_headers(request)))
 
     async def _body(self, request: Request) -> bytes | Refusal:
         """The whole body. Raises `ClientDisconnect`."""
@@ -279,7 +287,7 @@ def _target(request: Request) -> str:
     return f"{request.scope['path']}?{request.scope['query_string'].decode('ascii')}"
 
 
-def _json(status: int, body: bytes, headers: Any = None) -> Response:
+def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Response:
     return Response(body, status, headers, JSON_TYPE)
 
 
