@@ -141,11 +141,13 @@ class Shaper:
 
 _EMPTY: Final[Samples] = np.zeros(0, np.float32)
 _SOUND: Final = b"\x01"
+_AUDIBLE: Final = np.array(AUDIBLE, np.float32)
+"""An array: numpy would make one of a number for each frame."""
 
 
 def _loud(samples: Samples) -> bytes:
     """One byte a sample, `_SOUND` if it can be heard: bytes are searched faster than arrays."""
-    audible: bytes = (np.abs(samples) >= AUDIBLE).tobytes()
+    audible: bytes = (np.abs(samples) >= _AUDIBLE).tobytes()
     return audible
 
 
