@@ -203,16 +203,19 @@ class Player:
         self._starts_at: float | None = None
         self._dry_at = 0.0
 
-    def receive(self, seconds: float, now: float) -> None:
-        """A chunk of `seconds` of audio arrives."""
+    def receive(self, seconds: float, now: float) -> float:
+        """A chunk of `seconds` of audio arrives. Returns for how long it starved, if that was an underrun."""
+        starved = 0.0
         if self._starts_at is None:
             self._starts_at = self._dry_at = now + self._prebuffer
         elif now > self._dry_at:
             if now - self._dry_at > self.TOLERANCE:
+                starved = now - self._dry_at
                 self.underruns += 1
-                self.starved_seconds += now - self._dry_at
+                self.starved_seconds += starved
             self._dry_at = now
         self._dry_at += seconds
+        return starved
 
     def excuse(self, now: float) -> None:
         """If it starves by now, that was the listener's own doing; it begins anew."""
@@ -222,7 +225,9 @@ class Player:
         """Seconds of audio received and not yet played."""
         if self._starts_at is None:
             return 0.0
-        return max(0.0, self._dry_at - max(now, self._starts_at))
+        # Comparisons, as this is asked several times for every frame of every stream.
+        since = now if now > self._starts_at else self._starts_at
+        return self._dry_at - since if self._dry_at > since else 0.0
 
     def seconds_until(self, lead: float, now: float) -> float:
         """How long until no more than `lead` seconds are in hand, if nothing arrives meanwhile."""

@@ -50,7 +50,8 @@ class WebSocketPeer:
     @property
     def has_room(self) -> bool:
         """See `Peer`."""
-        return not self.socket.paused and self._outbox.has_room(self.socket)
+        socket = self.socket
+        return self.open and not socket.paused and self._outbox.has_room(socket)
 
     async def receive(self) -> Sequence[m.ClientMessage]:
         """See `Peer`."""
