@@ -51,7 +51,8 @@ class Shaper:
         self.trimmed = 0
         self.first_sound: int | None = None
         self._sent = 0
-        self._pause = 0  # silence sent since the last sound, before fading
+        self._silent = 0  # silence sent since the last sound, before fading
+        self._unsearched: Samples | None = None  # sent after that: has a sound, and silence perhaps
         self._joining = False  # another segment came before this one
         self._sounded = False  # this segment has sounded
         self._held: Samples = _EMPTY  # its last samples: silence, or what a fade-out needs
@@ -67,6 +68,8 @@ class Shaper:
         if not self._sounded:
             self._held = pending
             return _EMPTY
+        if self._plain and _sounds(pending, len(pending) - FADE):
+            return self._pass(pending)
         loud = _loud(pending)
         keep = max(min(FADE, len(pending)), self._silence(loud) - _LONGEST_TAIL)
         cut = len(pending) - keep
@@ -86,6 +89,27 @@ class Shaper:
         sent = self._send(tail[:cut], loud[:cut], fade_out=True)
         self._sounded, self._joining, self._faded = False, True, 0
         return sent
+
+    @property
+    def _plain(self) -> bool:
+        """Whether a segment is past its beginning, so that all there is to do is to watch its end."""
+        return self._faded >= FADE and self.first_sound is not None
+
+    def _pass(self, pending: Samples) -> Samples:
+        """Send all but what a fade-out needs, as nearly always; how it ends is seldom asked for."""
+        cut = len(pending) - FADE
+        self._held = pending[cut:]
+        self._unsearched = ready = pending[:cut]
+        self._sent += cut
+        return ready
+
+    @property
+    def _pause(self) -> int:
+        """Silence sent since the last sound, before fading."""
+        if self._unsearched is not None:
+            loud, self._unsearched = _loud(self._unsearched), None
+            self._silent = len(loud) - 1 - loud.rfind(_SOUND)
+        return self._silent
 
     def _enter(self, pending: Samples) -> Samples:
         """Find the segment's first sound; cut or pad the silence before it to size."""
@@ -112,7 +136,7 @@ class Shaper:
     def _send(self, ready: Samples, loud: bytes, *, fade_out: bool) -> Samples:
         if not len(ready):
             return _EMPTY
-        self._pause = self._silence(loud)
+        self._silent, self._unsearched = self._silence(loud), None
         ready = self._fade_in(ready)
         if fade_out:
             fade = min(FADE, len(ready))
@@ -141,6 +165,8 @@ class Shaper:
 
 _EMPTY: Final[Samples] = np.zeros(0, np.float32)
 _SOUND: Final = b"\x01"
+_GLANCES: Final = (1, 31, 71, 131, 311)
+"""Samples before the end. They are at unlike moments of whatever period a voice has."""
 _AUDIBLE: Final = np.array(AUDIBLE, np.float32)
 """An array: numpy would make one of a number for each frame."""
 
@@ -149,6 +175,15 @@ def _loud(samples: Samples) -> bytes:
     """One byte a sample, `_SOUND` if it can be heard: bytes are searched faster than arrays."""
     audible: bytes = (np.abs(samples) >= _AUDIBLE).tobytes()
     return audible
+
+
+def _sounds(samples: Samples, end: int) -> bool:
+    """Whether it is certain at a few glances that there is a sound shortly before `end`."""
+    if end >= _GLANCES[-1]:
+        for before in _GLANCES:
+            if abs(samples.item(end - before)) >= AUDIBLE:
+                return True
+    return False
 
 
 class Portion(NamedTuple):
@@ -203,19 +238,16 @@ class Player:
         self._starts_at: float | None = None
         self._dry_at = 0.0
 
-    def receive(self, seconds: float, now: float) -> float:
-        """A chunk of `seconds` of audio arrives. Returns for how long it starved, if that was an underrun."""
-        starved = 0.0
+    def receive(self, seconds: float, now: float) -> None:
+        """A chunk of `seconds` of audio arrives."""
         if self._starts_at is None:
             self._starts_at = self._dry_at = now + self._prebuffer
         elif now > self._dry_at:
             if now - self._dry_at > self.TOLERANCE:
-                starved = now - self._dry_at
                 self.underruns += 1
-                self.starved_seconds += starved
+                self.starved_seconds += now - self._dry_at
             self._dry_at = now
         self._dry_at += seconds
-        return starved
 
     def excuse(self, now: float) -> None:
         """If it starves by now, that was the listener's own doing; it begins anew."""
@@ -226,7 +258,7 @@ class Player:
         if self._starts_at is None:
             return 0.0
         # Comparisons, as this is asked several times for every frame of every stream.
-        since = now if now > self._starts_at else self._starts_at
+        since = max(self._starts_at, now)
         return self._dry_at - since if self._dry_at > since else 0.0
 
     def seconds_until(self, lead: float, now: float) -> float:

@@ -60,14 +60,12 @@ def test_what_who_is_held_back_has_unread(
 
     for size, reads, delivered in steps:
         if reading.behind(most):
-            if not answers:
-                assert sent - heard >= unread_when_held(lead) - NEGLIGIBLE
-            if reading.owes:
-                stream.append((sent, reading.ask()))
+            assert answers or sent - heard >= unread_when_held(lead) - NEGLIGIBLE
+            ask = reading.ask() if reading.owes else None
         else:
             ask = utter(reading, size, lead)
             sent += size
-            stream.append((sent, ask))
+        stream.append((sent, ask))
         for _ in range(min(reads, len(stream))):
             heard, receipt = stream.popleft()
             if receipt is not None:

@@ -314,11 +314,12 @@ class Connection:
         else:
             self._metrics.chunk_gap.observe(now - previous)
         seconds = samples / context.settings.sample_rate
-        starved = player.receive(seconds, now)
+        underruns, starved = player.underruns, player.starved_seconds
+        player.receive(seconds, now)
         self._delivery.sent(seconds, voice.receipt_every)
-        if starved:
+        if player.underruns != underruns:
             self._metrics.underruns.inc()
-            self._metrics.underrun_seconds.inc(starved)
+            self._metrics.underrun_seconds.inc(player.starved_seconds - starved)
         self._metrics.audio_seconds.inc(seconds)
         self._health.worked()
 
