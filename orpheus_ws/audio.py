@@ -5,8 +5,9 @@ because the pause between two segments belongs to both of them: the first segmen
 50 ms of its first sound, the pause between segments is natural but bounded, and no edge clicks.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from orpheus_ws.pcm import Samples
@@ -68,8 +69,12 @@ class Shaper:
         if not self._sounded:
             self._held = pending
             return _EMPTY
-        if self._plain and _sounds(pending, len(pending) - FADE):
-            return self._pass(pending)
+        cut = len(pending) - FADE
+        if self._faded >= FADE and self.first_sound is not None and _sounds(pending, cut):
+            # As nearly always. What silence it ends with is seldom asked for, and found out then.
+            self._held, self._unsearched = pending[cut:], pending[:cut]
+            self._sent += cut
+            return self._unsearched
         loud = _loud(pending)
         keep = max(min(FADE, len(pending)), self._silence(loud) - _LONGEST_TAIL)
         cut = len(pending) - keep
@@ -89,19 +94,6 @@ class Shaper:
         sent = self._send(tail[:cut], loud[:cut], fade_out=True)
         self._sounded, self._joining, self._faded = False, True, 0
         return sent
-
-    @property
-    def _plain(self) -> bool:
-        """Whether a segment is past its beginning, so that all there is to do is to watch its end."""
-        return self._faded >= FADE and self.first_sound is not None
-
-    def _pass(self, pending: Samples) -> Samples:
-        """Send all but what a fade-out needs, as nearly always; how it ends is seldom asked for."""
-        cut = len(pending) - FADE
-        self._held = pending[cut:]
-        self._unsearched = ready = pending[:cut]
-        self._sent += cut
-        return ready
 
     @property
     def _pause(self) -> int:
@@ -186,7 +178,7 @@ def _sounds(samples: Samples, end: int) -> bool:
     return False
 
 
-class Portion(NamedTuple):
+class Portion(msgspec.Struct, frozen=True):
     """How many frames to ask of the codec next."""
 
     at_least: int
@@ -217,8 +209,10 @@ def portion(in_hand: float, lead: float, group_lead: float) -> Portion:
     at_least = 1
     if 0 < group_lead <= in_hand:
         at_least = max(1, min(MOST_FRAMES, int(in_hand / 4 / FRAME_SECONDS)))
-    at_most = int((lead - in_hand) / FRAME_SECONDS)
-    return Portion(at_least, max(at_least, min(MOST_FRAMES, at_most)), in_hand)
+    room = lead - in_hand
+    if room >= LARGEST_PORTION:
+        return Portion(at_least, MOST_FRAMES, in_hand)
+    return Portion(at_least, max(at_least, int(room / FRAME_SECONDS)), in_hand)
 
 
 class Player:

@@ -7,8 +7,9 @@ and no bit of them depends on how the segment was cut into chunks.
 
 import struct
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import numpy as np
 import soxr
 from numpy.typing import NDArray
@@ -140,7 +141,7 @@ ENCODINGS: Final[dict[str, Callable[[Samples], bytes]]] = {
 # Both --------------------------------------------------------------------------------------------
 
 
-class Chunk(NamedTuple):
+class Chunk(msgspec.Struct, frozen=True):
     """PCM in a negotiated format and how many samples it holds at the negotiated rate."""
 
     pcm: bytes
@@ -174,15 +175,14 @@ class Output:
 
     def feed(self, samples: Samples) -> Chunk:
         """Take the next samples of a segment; the chunk may be empty."""
-        return self._chunk(samples, last=False)
+        if self._resampler is not None:
+            samples = self._resampler.resample(samples, last=False)
+        return Chunk(self._encode(samples), len(samples))
 
     def finish(self, samples: Samples) -> Chunk:
         """Take the last samples of a segment, perhaps none, and return all that is left of it."""
-        return self._chunk(samples, last=True)
-
-    def _chunk(self, samples: Samples, *, last: bool) -> Chunk:
         if self._resampler is not None:
-            samples = self._resampler.resample(samples, last=last)
+            samples = self._resampler.resample(samples, last=True)
         return Chunk(self._encode(samples), len(samples))
 
 

@@ -199,7 +199,7 @@ class _Segment:
         tokens, invalid = assembler.tokens, assembler.invalid
         frames = assembler.push(ids)
         new = assembler.tokens - tokens
-        self._metrics.tokens.inc(new)
+        self._metrics.tokens.value += new
         trace.tokens += new
         if assembler.invalid != invalid:
             self._metrics.invalid_tokens.inc(assembler.invalid - invalid)
@@ -207,7 +207,7 @@ class _Segment:
         if frames:
             if trace.first_frame_at is None:
                 trace.first_frame_at = clock()
-            self._metrics.frames.inc(len(frames))
+            self._metrics.frames.value += len(frames)
             trace.frames += len(frames)
             self.frames.extend(frames)
             stream.push(frames)

@@ -180,10 +180,11 @@ class LoopDetector:
 
     def push(self, frame: Frame, *, audible: bool) -> bool:
         """Return true when the stream has looped for `limit_frames` audible frames."""
-        runs, self._runs = self._runs, {}
         looping = False
-        seen = self._seen
+        seen, runs = self._seen, self._runs
         before = seen.get(frame, 0)
+        if before or runs:
+            self._runs = {}
         if before:
             for period, earlier in enumerate(reversed(self._history), start=1):
                 if earlier == frame:

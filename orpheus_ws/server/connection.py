@@ -320,7 +320,7 @@ class Connection:
         if player.underruns != underruns:
             self._metrics.underruns.inc()
             self._metrics.underrun_seconds.inc(player.starved_seconds - starved)
-        self._metrics.audio_seconds.inc(seconds)
+        self._metrics.audio_seconds.value += seconds
         self._health.worked()
 
     async def _pace(self, voice: Voice) -> None:

@@ -52,7 +52,7 @@ class WebSocketPeer:
     def has_room(self) -> bool:
         """See `Peer`."""
         socket = self.socket
-        return self.open and not socket.paused and self._outbox.has_room(socket)
+        return self._protocol.state is OPEN and not socket.paused and self._outbox.has_room(socket)
 
     async def receive(self) -> Sequence[m.ClientMessage]:
         """See `Peer`."""
