@@ -80,6 +80,28 @@ def test_what_who_is_held_back_has_unread(
     assert reading.lose() == 0.0
 
 
+@given(st.integers(0, 40), st.lists(messages, min_size=300, max_size=300), leads)
+def test_who_turns_slow_at_the_worst_moment_has_as_much_unread(
+    prompt: int, sizes: list[float], lead: float
+) -> None:
+    """Somebody who reads everything at once, and stops just before a question, is held back no earlier."""
+    reading, most = Reading(), most_unread(lead)
+    sent = heard = 0.0
+    stopped = False
+    for number, size in enumerate(sizes):
+        if reading.behind(most):
+            break
+        position = utter(reading, size, lead)
+        stopped = stopped or (position is not None and number > prompt)
+        sent += size
+        if not stopped:
+            heard = sent
+            if position is not None:
+                reading.read(position)
+    assert stopped
+    assert sent - heard >= unread_when_held(lead) - NEGLIGIBLE
+
+
 @given(st.lists(messages, max_size=200), leads, leads)
 def test_who_reads_at_once_is_asked_seldom_and_never_held_back(
     sizes: list[float], lead: float, other: float
