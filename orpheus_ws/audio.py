@@ -5,8 +5,9 @@ because the pause between two segments belongs to both of them: the first segmen
 50 ms of its first sound, the pause between segments is natural but bounded, and no edge clicks.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from orpheus_ws.pcm import Samples
@@ -51,7 +52,8 @@ class Shaper:
         self.trimmed = 0
         self.first_sound: int | None = None
         self._sent = 0
-        self._pause = 0  # silence sent since the last sound, before fading
+        self._silent = 0  # silence sent since the last sound, before fading
+        self._unsearched: Samples | None = None  # sent after that: has a sound, and silence perhaps
         self._joining = False  # another segment came before this one
         self._sounded = False  # this segment has sounded
         self._held: Samples = _EMPTY  # its last samples: silence, or what a fade-out needs
@@ -67,6 +69,12 @@ class Shaper:
         if not self._sounded:
             self._held = pending
             return _EMPTY
+        cut = len(pending) - FADE
+        if self._faded >= FADE and self.first_sound is not None and _sounds(pending, cut):
+            # As nearly always. What silence it ends with is seldom asked for, and found out then.
+            self._held, self._unsearched = pending[cut:], pending[:cut]
+            self._sent += cut
+            return self._unsearched
         loud = _loud(pending)
         keep = max(min(FADE, len(pending)), self._silence(loud) - _LONGEST_TAIL)
         cut = len(pending) - keep
@@ -86,6 +94,14 @@ class Shaper:
         sent = self._send(tail[:cut], loud[:cut], fade_out=True)
         self._sounded, self._joining, self._faded = False, True, 0
         return sent
+
+    @property
+    def _pause(self) -> int:
+        """Silence sent since the last sound, before fading."""
+        if self._unsearched is not None:
+            loud, self._unsearched = _loud(self._unsearched), None
+            self._silent = len(loud) - 1 - loud.rfind(_SOUND)
+        return self._silent
 
     def _enter(self, pending: Samples) -> Samples:
         """Find the segment's first sound; cut or pad the silence before it to size."""
@@ -112,7 +128,7 @@ class Shaper:
     def _send(self, ready: Samples, loud: bytes, *, fade_out: bool) -> Samples:
         if not len(ready):
             return _EMPTY
-        self._pause = self._silence(loud)
+        self._silent, self._unsearched = self._silence(loud), None
         ready = self._fade_in(ready)
         if fade_out:
             fade = min(FADE, len(ready))
@@ -141,15 +157,28 @@ class Shaper:
 
 _EMPTY: Final[Samples] = np.zeros(0, np.float32)
 _SOUND: Final = b"\x01"
+_GLANCES: Final = (1, 31, 71, 131, 311)
+"""Samples before the end. They are at unlike moments of whatever period a voice has."""
+_AUDIBLE: Final = np.array(AUDIBLE, np.float32)
+"""An array: numpy would make one of a number for each frame."""
 
 
 def _loud(samples: Samples) -> bytes:
     """One byte a sample, `_SOUND` if it can be heard: bytes are searched faster than arrays."""
-    audible: bytes = (np.abs(samples) >= AUDIBLE).tobytes()
+    audible: bytes = (np.abs(samples) >= _AUDIBLE).tobytes()
     return audible
 
 
-class Portion(NamedTuple):
+def _sounds(samples: Samples, end: int) -> bool:
+    """Whether it is certain at a few glances that there is a sound shortly before `end`."""
+    if end >= _GLANCES[-1]:
+        for before in _GLANCES:
+            if abs(samples.item(end - before)) >= AUDIBLE:
+                return True
+    return False
+
+
+class Portion(msgspec.Struct, frozen=True):
     """How many frames to ask of the codec next."""
 
     at_least: int
@@ -180,8 +209,10 @@ def portion(in_hand: float, lead: float, group_lead: float) -> Portion:
     at_least = 1
     if 0 < group_lead <= in_hand:
         at_least = max(1, min(MOST_FRAMES, int(in_hand / 4 / FRAME_SECONDS)))
-    at_most = int((lead - in_hand) / FRAME_SECONDS)
-    return Portion(at_least, max(at_least, min(MOST_FRAMES, at_most)), in_hand)
+    room = lead - in_hand
+    if room >= LARGEST_PORTION:
+        return Portion(at_least, MOST_FRAMES, in_hand)
+    return Portion(at_least, max(at_least, int(room / FRAME_SECONDS)), in_hand)
 
 
 class Player:
@@ -220,7 +251,9 @@ class Player:
         """Seconds of audio received and not yet played."""
         if self._starts_at is None:
             return 0.0
-        return max(0.0, self._dry_at - max(now, self._starts_at))
+        # Comparisons, as this is asked several times for every frame of every stream.
+        since = max(self._starts_at, now)
+        return self._dry_at - since if self._dry_at > since else 0.0
 
     def seconds_until(self, lead: float, now: float) -> float:
         """How long until no more than `lead` seconds are in hand, if nothing arrives meanwhile."""

@@ -7,8 +7,9 @@ and no bit of them depends on how the segment was cut into chunks.
 
 import struct
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import numpy as np
 import soxr
 from numpy.typing import NDArray
@@ -64,15 +65,20 @@ class _Resampler:
 # Encodings ---------------------------------------------------------------------------------------
 
 
+# Arrays: numpy would make one of a number each time, at half the price of going through a frame.
+_FULL_SCALE: Final = np.array(32767, np.float32)
+_LOWEST: Final = np.array(-32768, np.float32)
+
+
 def _steps(samples: Samples) -> Samples:
     """Samples in steps of 16 bits: full scale is 32767, rounded half to even, then clipped.
 
     What is not a number stays so; cast to an integer it is silence, and numpy warns.
     """
     # In place, as every frame of every stream comes through here, on the event loop.
-    steps: Samples = samples * 32767.0
+    steps: Samples = samples * _FULL_SCALE
     np.rint(steps, out=steps)
-    steps.clip(-32768.0, 32767.0, out=steps)
+    steps.clip(_LOWEST, _FULL_SCALE, out=steps)
     return steps
 
 
@@ -135,7 +141,7 @@ ENCODINGS: Final[dict[str, Callable[[Samples], bytes]]] = {
 # Both --------------------------------------------------------------------------------------------
 
 
-class Chunk(NamedTuple):
+class Chunk(msgspec.Struct, frozen=True):
     """PCM in a negotiated format and how many samples it holds at the negotiated rate."""
 
     pcm: bytes
@@ -169,15 +175,14 @@ class Output:
 
     def feed(self, samples: Samples) -> Chunk:
         """Take the next samples of a segment; the chunk may be empty."""
-        return self._chunk(samples, last=False)
+        if self._resampler is not None:
+            samples = self._resampler.resample(samples, last=False)
+        return Chunk(self._encode(samples), len(samples))
 
     def finish(self, samples: Samples) -> Chunk:
         """Take the last samples of a segment, perhaps none, and return all that is left of it."""
-        return self._chunk(samples, last=True)
-
-    def _chunk(self, samples: Samples, *, last: bool) -> Chunk:
         if self._resampler is not None:
-            samples = self._resampler.resample(samples, last=last)
+            samples = self._resampler.resample(samples, last=True)
         return Chunk(self._encode(samples), len(samples))
 
 

@@ -32,6 +32,9 @@ from orpheus_ws.trace import Trace, clock
 STALL_SECONDS: Final = 30.0
 """An engine that says nothing for this long is given up; a full batch's prefill takes well below."""
 
+Reason = Literal["end", "length"]
+"""Why the engine stopped."""
+
 _log = logging.getLogger("orpheus_ws.synthesis")
 
 
@@ -68,11 +71,20 @@ class Synthesis:
         """
         for attempt in (prompt, msgspec.structs.replace(prompt, seed=prompt.seed ^ 1)):
             segment = _Segment(self._engine, self._metrics, attempt, trace, self._stall_seconds)
-            async with contextlib.aclosing(segment.samples(self._codec, ask)) as decoded:
-                async for samples in decoded:
+            listener = _LoopListener(segment.frames)
+            early = ask().in_hand == 0.0
+            async with segment.decoding(self._codec, early=early) as (stream, feeder):
+                while len(samples := await stream.take(ask())):
+                    if trace.first_samples_at is None:
+                        trace.first_samples_at = clock()
                     chunk = output.feed(shaper.feed(samples))
                     if chunk.samples:
                         yield chunk
+                    if listener.hear(samples):
+                        trace.reason = "loop"
+                        break
+                else:
+                    trace.reason = await feeder
             chunk = output.finish(shaper.finish())
             if chunk.samples:
                 yield chunk
@@ -96,30 +108,22 @@ class _Segment:
         self._stall_seconds = stall_seconds
         self._assembler = FrameAssembler()
 
-    async def samples(
-        self, codec: Codec, ask: Callable[[], Portion]
-    ) -> AsyncGenerator[Samples, None]:
-        """Yield decoded samples until the segment is over; sets `trace.reason`."""
-        trace = self._trace
-        listener = _LoopListener(self.frames)
-        stream = codec.open(seed=self._prompt.seed, early=ask().in_hand == 0.0)
+    @contextlib.asynccontextmanager
+    async def decoding(
+        self, codec: Codec, *, early: bool
+    ) -> AsyncIterator[tuple[CodecStream, asyncio.Task[Reason]]]:
+        """What the codec makes of it, and the task that knows in the end why the engine stopped."""
+        stream = codec.open(seed=self._prompt.seed, early=early)
         feeder = asyncio.create_task(self._feed(stream))
         try:
-            while len(samples := await stream.take(ask())):
-                if trace.first_samples_at is None:
-                    trace.first_samples_at = clock()
-                yield samples
-                if listener.hear(samples):
-                    trace.reason = "loop"
-                    return
-            trace.reason = await feeder
+            yield stream, feeder
         finally:
             stream.close()
             feeder.cancel()
-            # Its outcome was taken above, or is of no interest any more.
+            # Its outcome was taken by the caller, or is of no interest any more.
             await asyncio.gather(feeder, return_exceptions=True)
 
-    async def _feed(self, stream: CodecStream) -> Literal["end", "length"]:
+    async def _feed(self, stream: CodecStream) -> Reason:
         """Run the engine, give its frames to the codec and count; return why it stopped."""
         started = clock()
         self._metrics.generating(self._trace)
@@ -150,7 +154,7 @@ class _Segment:
             raise EngineFailed("the engine failed; try again") from error
         finally:
             # An end that was not spoken by the engine: its budget is spent, or it gave up.
-            reason: Literal["end", "length"] = "length" if self._spent else "end"
+            reason: Reason = "length" if self._spent else "end"
             self._assembler.finish()
             self._metrics.generated(self._trace)
             trace = self._trace
@@ -194,15 +198,16 @@ class _Segment:
             trace.first_token_at = trace.first_token_at or trace.heard_at
         tokens, invalid = assembler.tokens, assembler.invalid
         frames = assembler.push(ids)
-        self._metrics.tokens.inc(assembler.tokens - tokens)
-        trace.tokens += assembler.tokens - tokens
+        new = assembler.tokens - tokens
+        self._metrics.tokens.value += new
+        trace.tokens += new
         if assembler.invalid != invalid:
             self._metrics.invalid_tokens.inc(assembler.invalid - invalid)
             trace.invalid_tokens += assembler.invalid - invalid
         if frames:
             if trace.first_frame_at is None:
                 trace.first_frame_at = clock()
-            self._metrics.frames.inc(len(frames))
+            self._metrics.frames.value += len(frames)
             trace.frames += len(frames)
             self.frames.extend(frames)
             stream.push(frames)

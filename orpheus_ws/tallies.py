@@ -18,6 +18,7 @@ class Tally(Collector):
 
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
         self.value = 0.0
+        """May be added to where even a call is too much."""
         self._name = name
         self._documentation = documentation
         registry.register(self)

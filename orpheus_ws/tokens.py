@@ -180,19 +180,22 @@ class LoopDetector:
 
     def push(self, frame: Frame, *, audible: bool) -> bool:
         """Return true when the stream has looped for `limit_frames` audible frames."""
-        runs, self._runs = self._runs, {}
         looping = False
-        if not self.is_new(frame):
+        seen, runs = self._seen, self._runs
+        before = seen.get(frame, 0)
+        if before or runs:
+            self._runs = {}
+        if before:
             for period, earlier in enumerate(reversed(self._history), start=1):
                 if earlier == frame:
                     run = runs.get(period, 0) + audible
                     self._runs[period] = run
                     looping = looping or (audible and run >= self._limit)
         self._history.append(frame)
-        self._seen[frame] = self._seen.get(frame, 0) + 1
+        seen[frame] = before + 1
         if len(self._history) > self._max_period:
             gone = self._history.popleft()
-            self._seen[gone] -= 1
-            if not self._seen[gone]:
-                del self._seen[gone]
+            left = seen.pop(gone) - 1
+            if left:
+                seen[gone] = left
         return looping

@@ -176,6 +176,8 @@ def build(runs: Sequence[tuple[float, int]], seed: int) -> Samples:
     chunks=st.lists(st.integers(1, 9000), max_size=6),
 )
 @example(segments=[[(1.0, 600), (0.0, 8400)], [(0.011, 1), (0.0, 20_000)]], seed=0, chunks=[37])
+@example(segments=[[(0.4, 5804), (0.0, 1000)], [(0.4, 3000)]], seed=0, chunks=[2048] * 6)
+@example(segments=[[(0.4, 5804), (0.0, 9000)], [(0.4, 3000)]], seed=0, chunks=[2048] * 6)
 @settings(max_examples=150, deadline=None)
 def test_output_does_not_depend_on_chunking(
     segments: list[list[tuple[float, int]]], seed: int, chunks: list[int]

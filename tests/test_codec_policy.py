@@ -221,7 +221,8 @@ async def test_a_dynamic_batch_does_not_wait_for_ever() -> None:
 def test_the_ramp_of_a_stream(at_least: int, more: int, share: int, first: int | None) -> None:
     """The first step takes only what can be heard; later ones what is asked for, within the share."""
     asked = Portion(at_least, min(8, at_least + more))
-    wait, take, _ = ramp(asked, share, first)
+    ramped = ramp(asked, share, first)
+    wait, take = ramped.at_least, ramped.at_most
     if first is not None:
         assert wait == take == max(first, at_least)
     else:

@@ -3,6 +3,7 @@
 from collections import deque
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from orpheus_ws.server.reading import (
     TRIAL_SECONDS,
     Reading,
     most_unread,
+    receipt_every,
+    unread_when_held,
 )
 from orpheus_ws.tokens import FRAME_SECONDS
 
@@ -21,16 +24,16 @@ messages = st.floats(FRAME_SECONDS / 2, LARGEST_PORTION)
 leads = st.floats(0.2, 10.0)
 
 
-def utter(reading: Reading, seconds: float) -> float | None:
-    """Send a message; what a receipt is then asked for."""
-    return reading.ask() if reading.sent(seconds) else None
+def utter(reading: Reading, seconds: float, lead: float) -> float | None:
+    """Send a message to somebody with this lead; what a receipt is then asked for."""
+    return reading.ask() if reading.sent(seconds, receipt_every(lead)) else None
 
 
 @given(st.lists(messages, max_size=200), leads)
 def test_who_never_answers_is_sent_everything(sizes: list[float], lead: float) -> None:
     """A socket without receipts is asked for few, never held back, and nothing of it is lost."""
     reading = Reading()
-    asked = [utter(reading, size) for size in sizes]
+    asked = [utter(reading, size, lead) for size in sizes]
     assert sum(each is not None for each in asked) <= 1 + TRIAL_SECONDS / RECEIPT_SECONDS
     assert not reading.behind(most_unread(lead))
     assert not reading.behind(0.0)
@@ -38,37 +41,35 @@ def test_who_never_answers_is_sent_everything(sizes: list[float], lead: float) -
 
 
 @given(st.lists(st.tuples(messages, st.integers(0, 8), st.booleans()), max_size=300), leads)
-def test_who_is_held_back_has_its_lead_unread(
+def test_what_who_is_held_back_has_unread(
     steps: list[tuple[float, int, bool]], lead: float
 ) -> None:
     """However a client reads and its answers straggle, what stops is only what it need not have yet.
 
-    It has its lead before it then, not counting what it read while its answer was under way; and reading
-    on is enough to be sent more.
+    It has its lead but a second before it then, unless an answer is under way; and reading on is enough to
+    be sent more.
     """
     reading, most = Reading(), most_unread(lead)
-    sent = arrived = 0.0  # the latter: read by the client, without what it is still to answer
+    sent = heard = 0.0
     stream: deque[tuple[float, float | None]] = deque()  # up to where, and the receipt that is due
     answers: deque[float] = deque()
 
     def pongs() -> None:
-        nonlocal arrived
         while answers:
-            arrived = max(arrived, answers.popleft())
-            reading.read(arrived)
+            reading.read(answers.popleft())
 
     for size, reads, delivered in steps:
         if reading.behind(most):
-            if reading.owes:
-                stream.append((sent, reading.ask()))
-            else:
-                assert sent - arrived >= max(lead, LONGEST_ROUND_TRIP)
+            assert answers or sent - heard >= unread_when_held(lead) - NEGLIGIBLE
+            ask = reading.ask() if reading.owes else None
         else:
-            ask = utter(reading, size)
+            ask = utter(reading, size, lead)
             sent += size
-            stream.append((sent, ask))
-        read = [stream.popleft()[1] for _ in range(min(reads, len(stream)))]
-        answers += [receipt for receipt in read if receipt is not None]
+        stream.append((sent, ask))
+        for _ in range(min(reads, len(stream))):
+            heard, receipt = stream.popleft()
+            if receipt is not None:
+                answers.append(receipt)
         if delivered:
             pongs()
     answers += [receipt for _, receipt in stream if receipt is not None]
@@ -79,6 +80,44 @@ def test_who_is_held_back_has_its_lead_unread(
     assert reading.lose() == 0.0
 
 
+@given(st.integers(0, 40), st.lists(messages, min_size=300, max_size=300), leads)
+def test_who_turns_slow_at_the_worst_moment_has_as_much_unread(
+    prompt: int, sizes: list[float], lead: float
+) -> None:
+    """Somebody who reads everything at once, and stops just before a question, is held back no earlier."""
+    reading, most = Reading(), most_unread(lead)
+    sent = heard = 0.0
+    stopped = False
+    for number, size in enumerate(sizes):
+        if reading.behind(most):
+            break
+        position = utter(reading, size, lead)
+        stopped = stopped or (position is not None and number > prompt)
+        sent += size
+        if not stopped:
+            heard = sent
+            if position is not None:
+                reading.read(position)
+    assert stopped
+    assert sent - heard >= unread_when_held(lead) - NEGLIGIBLE
+
+
+@given(st.lists(messages, max_size=200), leads, leads)
+def test_who_reads_at_once_is_asked_seldom_and_never_held_back(
+    sizes: list[float], lead: float, other: float
+) -> None:
+    """A receipt for a second of audio at most, and for two at long leads; another lead may follow."""
+    reading = Reading()
+    asked = 0
+    for size in sizes:
+        if (position := utter(reading, size, lead)) is not None:
+            asked += 1
+            reading.read(position)
+        assert not reading.behind(most_unread(other))
+    assert asked <= 1 + sum(sizes) / receipt_every(lead)
+    assert receipt_every(lead) == pytest.approx(min(2.0, max(1.0, lead)))
+
+
 @given(st.lists(messages, min_size=1, max_size=40), st.lists(messages, min_size=200), leads)
 def test_what_leaves_after_the_last_reading(
     before: list[float], after: list[float], lead: float
@@ -86,13 +125,13 @@ def test_what_leaves_after_the_last_reading(
     """Of what is sent to somebody who reads no more, all but a message fits the window; all is lost."""
     reading, most = Reading(), most_unread(lead)
     for size in before:
-        if (position := utter(reading, size)) is not None:
+        if (position := utter(reading, size, lead)) is not None:
             reading.read(position)
     wasted = 0.0
     for size in after:
         if reading.behind(most):
             break
-        utter(reading, size)
+        utter(reading, size, lead)
         wasted += size
     assert wasted <= most + LARGEST_PORTION
     if reading.owes:
@@ -135,7 +174,7 @@ def _starved(listening: _Listening, seconds: float, most: float) -> float:
             and not reading.behind(most)
         ):
             player.receive(FRAME_SECONDS, now)
-            wire.append((now + listening.one_way, utter(reading, FRAME_SECONDS)))
+            wire.append((now + listening.one_way, utter(reading, FRAME_SECONDS, listening.lead)))
             position += 1
         if reading.behind(most) and reading.owes:
             questions.append((now + listening.one_way, position, reading.ask()))

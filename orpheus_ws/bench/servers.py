@@ -32,6 +32,7 @@ from orpheus_ws.engine import EngineStatistics, Prompt
 from orpheus_ws.engine.simulated import SimulatedEngine
 from orpheus_ws.pcm import Chunk, Output, Samples
 from orpheus_ws.server import Server, running
+from orpheus_ws.server.pulse import spare_collections
 from orpheus_ws.server.tcp import tune
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.tokens import CODES_PER_FRAME, FRAME_SECONDS, SAMPLES_PER_FRAME, Frame
@@ -158,7 +159,7 @@ async def _gateway(setup: Setup, pipe: Connection) -> None:
             server.synthesis = Synthesis(server.engine, FreeCodec(), server.metrics)
         elif setup.timed:
             server.synthesis = _TimedSynthesis(server, latencies)
-        gc.freeze()  # as `serve` does
+        spare_collections()  # as `serve` does
         pipe.send(Announcement(server.address.url))
         await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
         pipe.send(Confession(latencies, sys.getswitchinterval()))

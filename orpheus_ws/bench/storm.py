@@ -7,7 +7,6 @@ alone is measured in the same run. A visitor with a key comes again and again, a
 
 import asyncio
 import contextlib
-import gc
 import socket
 import statistics
 import sys
@@ -28,6 +27,7 @@ from orpheus_ws.errors import BenchFailed
 from orpheus_ws.hardware import usable_processors
 from orpheus_ws.processes import Child, child
 from orpheus_ws.server import running
+from orpheus_ws.server.pulse import spare_collections
 from orpheus_ws.tokens import CODES_PER_FRAME, FRAME_SECONDS
 from orpheus_ws.trace import clock
 
@@ -322,7 +322,7 @@ async def _serve(storm: Storm, speakers: int, pipe: Connection) -> None:
     if not storm.anonymous:
         flags.append(f"auth.keys.bench={KEY}")
     async with running(configuration.load(flags=flags)) as server:
-        gc.freeze()  # as `serve` does
+        spare_collections()  # as `serve` does
         address = server.address
         pipe.send(Ports(address.port, address.http_port or 0, address.metrics_port))
         loop = asyncio.get_running_loop()

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -57,6 +56,7 @@ def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None)
 async def _serve(config: configuration.Config) -> Exit:
     # Imported here, so that the client's commands need nothing that only a server needs.
     from orpheus_ws.server import running
+    from orpheus_ws.server.pulse import spare_collections
 
     first, second, hung_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -73,8 +73,7 @@ async def _serve(config: configuration.Config) -> Exit:
         http = {} if address.http_url is None else {"http": address.http_url}
         click.echo(json.dumps({"url": address.url, **http, "metrics": metrics}))
         _notify("READY=1")
-        # What exists by now stays; the collector need not go through it in the middle of speech.
-        gc.freeze()
+        spare_collections()
 
         async def drained() -> Exit:
             await first.wait()

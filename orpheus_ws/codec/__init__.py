@@ -11,6 +11,8 @@ N frames give exactly N × 2048 samples, head and tail included, whatever the ch
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from orpheus_ws.audio import Portion
 from orpheus_ws.config import CodecConfig
 from orpheus_ws.named_parts import load_part
@@ -18,7 +20,7 @@ from orpheus_ws.pcm import Samples
 from orpheus_ws.tokens import Frame
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True):
     """What one step does for one stream."""
 
     slot: int

@@ -14,8 +14,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from orpheus_ws.audio import Portion
@@ -33,14 +34,14 @@ _EMPTY: Final[Samples] = np.zeros(0, np.float32)
 _log = logging.getLogger("orpheus_ws.codec")
 
 
-class _Job(NamedTuple):
+class _Job(msgspec.Struct, frozen=True):
     stream: "_Stream"
     work: Work
     first: bool
     ready: Ready
 
 
-class _Result(NamedTuple):
+class _Result(msgspec.Struct, frozen=True):
     stream: "_Stream"
     samples: Samples | None  # None: the decode failed
 
@@ -316,7 +317,7 @@ class _Stream:
 
     def _settle(self) -> None:
         """Take what there is, or else what comes next."""
-        self._portion = self._portion._replace(at_least=1)
+        self._portion = msgspec.structs.replace(self._portion, at_least=1)
         self._dispatch()
 
     def close(self) -> None:
@@ -351,12 +352,14 @@ class _Stream:
         """Give the thread a job if somebody waits for samples and there is something to decode."""
         if self._waiter is None or self._busy or self.closed or self._failed:
             return
-        first = self._first_frames if self._fresh else None
-        at_least, at_most, _ = ramp(self._portion, self._loop.share, first)
-        if not self._finished and len(self._frames) < at_least:
+        if not self._frames and not self._finished:
             return
-        frames = self._frames[:at_most]
-        del self._frames[:at_most]
+        first = self._first_frames if self._fresh else None
+        portion = ramp(self._portion, self._loop.share, first)
+        if not self._finished and len(self._frames) < portion.at_least:
+            return
+        frames = self._frames[: portion.at_most]
+        del self._frames[: portion.at_most]
         self._finishing = self._finished and not self._frames
         self._busy = True
         work = Work(self.slot, frames, self._finishing)

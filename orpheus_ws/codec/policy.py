@@ -7,7 +7,9 @@ is what servers do whose decoder has to be called with whole batches; it is kept
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, Protocol
+
+import msgspec
 
 from orpheus_ws.audio import Portion
 
@@ -15,7 +17,7 @@ DYNAMIC_WAIT: Final = 0.015
 """Seconds that a dynamic batch is waited for: the window that published servers use."""
 
 
-class Ready(NamedTuple):
+class Ready(msgspec.Struct, frozen=True):
     """A stream that waits for a step."""
 
     since: float

@@ -24,7 +24,6 @@ from orpheus_ws.errors import (
     SlowConsumer,
 )
 from orpheus_ws.metrics import Metrics, Moment
-from orpheus_ws.pcm import Chunk
 from orpheus_ws.server.delivery import Delivery
 from orpheus_ws.server.health import Health
 from orpheus_ws.server.peer import Peer
@@ -277,8 +276,14 @@ class Connection:
                 # Ended contexts are interrupted, but that takes a turn of the event loop.
                 if not context.live:
                     return
-                previous = await self._send_chunk(voice, chunk, previous)
-                if voice.surplus() > 0 or self._delivery.behind(voice.most_unread):
+                message = context.audio(chunk.pcm, chunk.samples)
+                assert message is not None
+                if not self._delivery.put(message):
+                    await self._send(message)
+                now = clock()
+                self._account(voice, chunk.samples, now, previous)
+                previous = now
+                if voice.surplus(now) > 0 or self._delivery.behind(voice.most_unread):
                     await self._pace(voice)
         if context.live:
             await self._end_segment(context, text, previous)
@@ -286,7 +291,8 @@ class Connection:
     async def _end_segment(self, context: Context, text: str, sent_at: float | None) -> None:
         """Account for a segment whose last sample was sent at `sent_at`."""
         trace = context.trace
-        self._delivery.settle()
+        if not context.has_segment:
+            self._delivery.settle()
         if sent_at is not None:  # a segment that was silent throughout is none to a listener
             trace.segments += 1
             trace.first_sentence_at = trace.first_sentence_at or sent_at
@@ -296,13 +302,9 @@ class Connection:
             if context.live:
                 await self._send(reply)
 
-    async def _send_chunk(self, voice: Voice, chunk: Chunk, previous: float | None) -> float:
-        """Send audio of a live context; return when it was sent."""
+    def _account(self, voice: Voice, samples: int, now: float, previous: float | None) -> None:
+        """So much audio was sent now, the last before it at `previous`, if any of this segment."""
         context, trace, player = voice.context, voice.context.trace, voice.player
-        message = context.audio(chunk.pcm, chunk.samples)
-        assert message is not None
-        await self._send(message)
-        now = clock()
         if trace.first_byte_at is None:
             trace.first_byte_at = now
             self._metrics.observe(trace, Moment.FIRST_BYTE)
@@ -312,23 +314,22 @@ class Connection:
             trace.segment_first_byte_at = now
         else:
             self._metrics.chunk_gap.observe(now - previous)
-        seconds = chunk.samples / context.settings.sample_rate
+        seconds = samples / context.settings.sample_rate
         underruns, starved = player.underruns, player.starved_seconds
         player.receive(seconds, now)
-        self._delivery.sent(seconds)
+        self._delivery.sent(seconds, voice.receipt_every)
         if player.underruns != underruns:
             self._metrics.underruns.inc()
             self._metrics.underrun_seconds.inc(player.starved_seconds - starved)
-        self._metrics.audio_seconds.inc(seconds)
+        self._metrics.audio_seconds.value += seconds
         self._health.worked()
-        return now
 
     async def _pace(self, voice: Voice) -> None:
         """Wait until the listener reads, and has room for the next portion within `lead_ms`."""
         if self._delivery.behind(voice.most_unread):
             await self._delivery.caught_up(voice.most_unread)
             voice.player.excuse(clock())
-        surplus = voice.surplus()
+        surplus = voice.surplus(clock())
         if surplus > 0:
             await asyncio.sleep(surplus)
 

@@ -25,25 +25,30 @@ class Delivery:
         self.behind = self._reading.behind
         self.lose = self._reading.lose
 
+    def put(self, message: m.ServerMessage) -> bool:
+        """Send one message if the peer has not fallen behind; false if it was not sent."""
+        if self._peer.has_room:
+            self._peer.put(message)
+            return True
+        return False
+
     async def send(self, message: m.ServerMessage) -> None:
         """Send one message. Raises `PeerGone`, or `SlowConsumer` if the peer reads nothing.
 
         Messages leave in the order of the calls and cancelling never cuts one. It waits only if the
         peer has fallen behind.
         """
-        peer = self._peer
-        if peer.open and peer.has_room:
-            peer.put(message)
+        if self.put(message):
             return
         try:
             async with asyncio.timeout(self._write_seconds):
-                await peer.send(message)
+                await self._peer.send(message)
         except TimeoutError:
             raise self._slow() from None
 
-    def sent(self, seconds: float) -> None:
-        """So much audio was sent; now and then, have it proved that it was read."""
-        if self._reading.sent(seconds):
+    def sent(self, seconds: float, every: float) -> None:
+        """So much audio was sent; now and then, have it proved that it was read (see `Reading`)."""
+        if self._reading.sent(seconds, every):
             self._ask()
 
     def settle(self) -> None:

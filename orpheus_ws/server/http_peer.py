@@ -106,7 +106,7 @@ class HttpPeer:
     @property
     def has_room(self) -> bool:
         """See `Peer`."""
-        return self._size < BUFFER_BYTES
+        return self.open and self._size < BUFFER_BYTES
 
     async def receive(self) -> Sequence[m.ClientMessage]:
         """See `Peer`. All there is comes at once; after that, only the end."""

@@ -26,7 +26,10 @@ class Peer(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether `put` is all that is needed; if not, `send` waits until the peer has read."""
+        """Whether `put` is all that is needed; if not, `send` waits until the peer has read.
+
+        A peer that is not open has none.
+        """
         ...
 
     @property

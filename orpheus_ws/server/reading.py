@@ -2,9 +2,12 @@
 
 Rule: a ping is answered once everything before it has been read, so a pong is a receipt. Pings go out
 among the audio, and a socket that has ever answered one is sent at most `most_unread` beyond its latest
-receipt. That is a window and not a time: whoever is held back has at least its lead before it, unread, so
-nobody who reads is harmed, however slowly it reads and however late its answers come. A socket that never
-answers gives no receipts, and is sent everything. All figures are seconds of audio.
+receipt. That is a window and not a time: whoever is held back has at least its lead but a second before
+it, unread, so nobody who reads is harmed, however slowly it reads and however late its answers come. A
+socket that never answers gives no receipts, and is sent everything. All figures are seconds of audio.
+
+A receipt costs as much as a message. So somebody who owes none is asked as seldom as the window allows, and
+somebody who owes one, like a client that reads only what it plays, often enough not to be held back at all.
 """
 
 from typing import Final
@@ -12,9 +15,9 @@ from typing import Final
 from orpheus_ws.audio import LARGEST_PORTION
 
 RECEIPT_SECONDS: Final = 1.0
-"""Audio after which a receipt is asked for, at the end of a message. It costs two frames of a few bytes."""
+"""Audio after which a receipt is asked for, at the end of a message, while another is owed."""
 RECEIPT_SLACK: Final = RECEIPT_SECONDS + LARGEST_PORTION
-"""The most that may have been read and has no receipt."""
+"""The most that a listener whose receipts are late may have read and has no receipt for."""
 LONGEST_ROUND_TRIP: Final = 1.0
 """What is under way and read meanwhile. Only a lead shorter than this could run out over it."""
 TRIAL_SECONDS: Final = 10.0
@@ -29,6 +32,20 @@ def most_unread(lead: float) -> float:
     return max(lead, LONGEST_ROUND_TRIP) + RECEIPT_SLACK
 
 
+def unread_when_held(lead: float) -> float:
+    """What somebody who is held back has before it at least, unread."""
+    return max(lead - RECEIPT_SECONDS, LONGEST_ROUND_TRIP)
+
+
+def receipt_every(lead: float) -> float:
+    """Audio after which somebody who owes no receipt is asked for one: 1 to 2 seconds.
+
+    It is what the window leaves. More, with a long lead, would not fit the window of a short one that the
+    next context may have.
+    """
+    return most_unread(lead) - unread_when_held(lead) - LARGEST_PORTION
+
+
 class Reading:
     """What one socket was sent, and what it has read of that."""
 
@@ -39,10 +56,15 @@ class Reading:
         self._read = 0.0
         self._lost = 0.0
 
-    def sent(self, seconds: float) -> bool:
-        """More was sent. Returns whether a receipt should be asked for now."""
+    def sent(self, seconds: float, every: float) -> bool:
+        """More was sent. Returns whether a receipt should be asked for now.
+
+        `every` is for somebody who owes none: `receipt_every` of its lead.
+        """
         self._sent += seconds
-        return (self._sent - self._asked >= RECEIPT_SECONDS or self._asked == 0.0) and self.owes
+        if self._asked > self._read:
+            every = RECEIPT_SECONDS
+        return (self._sent - self._asked >= every or self._asked == 0.0) and self.owes
 
     @property
     def owes(self) -> bool:

@@ -8,7 +8,7 @@ from orpheus_ws.audio import LARGEST_PORTION, Player, Portion, Shaper, portion
 from orpheus_ws.context import Context, State
 from orpheus_ws.engine import Prompt
 from orpheus_ws.pcm import Output
-from orpheus_ws.server.reading import most_unread
+from orpheus_ws.server.reading import most_unread, receipt_every
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
 from orpheus_ws.trace import clock
 
@@ -23,6 +23,7 @@ class Voice:
         self.output = Output(context.settings.encoding, context.settings.sample_rate)
         self._lead = context.settings.lead_ms / 1000
         self.most_unread = most_unread(self._lead)
+        self.receipt_every = receipt_every(self._lead)
         self._group_lead = group_lead
 
     def prompt(self, text: str) -> Prompt:
@@ -51,9 +52,8 @@ class Voice:
             and first * settings.sample_rate < self.context.delivered * SAMPLE_RATE
         )
 
-    def surplus(self) -> float:
+    def surplus(self, now: float) -> float:
         """Seconds until the listener has room for the next portion."""
-        now = clock()
         in_hand = self.player.in_hand(now)
         if in_hand + LARGEST_PORTION <= self._lead:
             return 0.0

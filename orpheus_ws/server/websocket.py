@@ -35,6 +35,7 @@ class WebSocketPeer:
         message_bytes: int,
     ) -> None:
         self.socket = socket
+        self._protocol = socket.protocol
         self.surface = surface
         self.hang_up: HangUp | None = None
         self._translator = translator
@@ -45,12 +46,13 @@ class WebSocketPeer:
     @property
     def open(self) -> bool:
         """See `Peer`."""
-        return self.socket.protocol.state is OPEN
+        return self._protocol.state is OPEN
 
     @property
     def has_room(self) -> bool:
         """See `Peer`."""
-        return not self.socket.paused and self._outbox.has_room(self.socket)
+        socket = self.socket
+        return self._protocol.state is OPEN and not socket.paused and self._outbox.has_room(socket)
 
     async def receive(self) -> Sequence[m.ClientMessage]:
         """See `Peer`."""
@@ -83,11 +85,11 @@ class WebSocketPeer:
         size = 0
         for frame in self._translator.send(message):
             if isinstance(frame, bytes):
-                self.socket.protocol.send_binary(frame)
+                self._protocol.send_binary(frame)
                 size += len(frame)
             elif isinstance(frame, str):
                 encoded = frame.encode()
-                self.socket.protocol.send_text(encoded)
+                self._protocol.send_text(encoded)
                 size += len(encoded)
             else:
                 self.hang_up = frame
@@ -106,7 +108,7 @@ class WebSocketPeer:
         pong: asyncio.Future[float] = self.socket.loop.create_future()
         pong.add_done_callback(done)
         self.socket.pending_pings[data] = (pong, self.socket.loop.time())
-        self.socket.protocol.send_ping(data)
+        self._protocol.send_ping(data)
         self._outbox.post(self.socket, len(data))
 
     async def close(self, code: int, reason: str) -> None:

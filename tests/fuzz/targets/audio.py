@@ -54,11 +54,11 @@ def one(data: bytes) -> None:
         first = _encoded(cut, encoding, rate)
         second = _encoded(whole, encoding, rate)
     if finite:
-        assert [pcm for pcm, _ in first] == [pcm for pcm, _ in second]
-    for (pcm, samples), parts in zip(first, cut, strict=True):
+        assert [chunk.pcm for chunk in first] == [chunk.pcm for chunk in second]
+    for chunk, parts in zip(first, cut, strict=True):
         fed = sum(map(len, parts))
-        assert samples == (2 * fed * rate + SAMPLE_RATE) // (2 * SAMPLE_RATE)
-        assert len(pcm) == samples * _SIZES[encoding]
+        assert chunk.samples == (2 * fed * rate + SAMPLE_RATE) // (2 * SAMPLE_RATE)
+        assert len(chunk.pcm) == chunk.samples * _SIZES[encoding]
     if finite:
         _check_laws(np.concatenate([chunk for parts in cut for chunk in parts] or [_NOTHING]))
 
