@@ -154,7 +154,9 @@ def test_words_are_spoken_as_they_are_typed(browser: Browser, voice: dict[str, s
     """Each word is sent when it is complete, sound comes before the text ends, and none is lost."""
     with visiting(browser, voice["url"]) as visit:
         visit.open()
+        assert visit.page.inner_text("#keys") == "Ctrl Enter speaks, Esc stops"
         visit.page.check("#typing")
+        assert visit.page.inner_text("#keys") == "Enter speaks, Ctrl Enter finishes, Esc stops"
         visit.page.keyboard.press("Control+Enter")  # nothing was typed: nothing is to be said
         first, second = SENTENCES.split(". ")
         visit.page.keyboard.type(f"{first}. ", delay=20)
@@ -284,13 +286,22 @@ def test_nothing_moves_for_who_wants_it_still(browser: Browser, tones: dict[str,
 
 
 def test_the_load_report_is_drawn(browser: Browser, tones: dict[str, str], tmp_path: Path) -> None:
-    """The report's timelines are drawn by the page's program, and it asks nobody for anything."""
+    """The report's timelines are drawn by the page's program, it asks nobody for anything, and on a
+    telephone nothing is beyond the edge."""
     report = tmp_path / "load.html"
     load = ("load", tones["url"], "--streams", "3", "--ramp", "0", "--utterances", "6", "--sizes",
             "1", "0", "0", "--traffic", "steady", "--report", str(report))  # fmt: skip
     run_command(*load)
-    with visiting(browser, tones["url"]) as visit:
+    with visiting(browser, tones["url"], viewport={"width": 360, "height": 800}) as visit:
         visit.page.goto(report.as_uri())
+        beyond = "() => [...document.querySelectorAll('html, .card, .card div')].filter("
+        beyond += "(e) => e.scrollWidth > e.clientWidth || e.getBoundingClientRect().right > 360).length"
+        assert visit.page.evaluate(beyond) == 0
+        over = "() => [...document.querySelectorAll('.figures :is(th, td)')].filter("
+        over += "(e) => e.scrollWidth > e.clientWidth && getComputedStyle(e).display !== 'none').length"
+        assert visit.page.evaluate(over) == 0
+        check_accessible(visit)
+        visit.page.set_viewport_size({"width": 1280, "height": 800})
         rows = visit.page.locator("#streams svg text.end")
         assert rows.all_text_contents() == ["0", "1", "2"]
         assert visit.page.locator("#streams svg .speech").count() >= 6

@@ -170,6 +170,32 @@ def test_where_a_browser_plays_nothing(browser: Browser) -> None:
         assert visit.complaints == []
 
 
+_NO_DEVICE = """() => {
+  const Ordinary = AudioContext;
+  window.AudioContext = class extends Ordinary {
+    constructor(options) { super(options); super.suspend() }
+    resume() { return new Promise(() => {}) }
+  };
+  window.plugged = () => { window.AudioContext = Ordinary };
+}"""
+"""What a browser without an audio device does that waits for one, as Firefox does."""
+
+
+def test_a_machine_without_sound(browser: Browser) -> None:
+    """Where sound never begins the page says so and is ready again, and once there is a device it speaks."""
+    with serving_page(browser) as (_, visit):
+        visit.page.add_init_script(f"({_NO_DEVICE})()")
+        visit.open()
+        visit.page.click("#speak")
+        visit.shows("#alert", "sound does not start")
+        until(lambda: visit.page.is_disabled("#stop"), "it is over")
+        visit.page.evaluate("() => plugged()")
+        visit.page.click("#speak")
+        visit.shows("#message", "Said")
+        assert visit.page.inner_text("#alert") == ""
+        assert (visit.complaints, visit.outside) == ([], [])
+
+
 def test_an_error_of_the_engine(browser: Browser) -> None:
     """An utterance that fails is told of in the server's words, and the next one is spoken."""
     faults = ("engine.options.fault=raises", "engine.options.fault_requests=1")
