@@ -295,10 +295,14 @@ def test_the_load_report_is_drawn(browser: Browser, tones: dict[str, str], tmp_p
     with visiting(browser, tones["url"], viewport={"width": 360, "height": 800}) as visit:
         visit.page.goto(report.as_uri())
         beyond = "() => [...document.querySelectorAll('html, .card, .card div')].filter("
-        beyond += "(e) => e.scrollWidth > e.clientWidth || e.getBoundingClientRect().right > 360).length"
+        beyond += (
+            "(e) => e.scrollWidth > e.clientWidth || e.getBoundingClientRect().right > 360).length"
+        )
         assert visit.page.evaluate(beyond) == 0
         over = "() => [...document.querySelectorAll('.figures :is(th, td)')].filter("
-        over += "(e) => e.scrollWidth > e.clientWidth && getComputedStyle(e).display !== 'none').length"
+        over += (
+            "(e) => e.scrollWidth > e.clientWidth && getComputedStyle(e).display !== 'none').length"
+        )
         assert visit.page.evaluate(over) == 0
         check_accessible(visit)
         visit.page.set_viewport_size({"width": 1280, "height": 800})
