@@ -16,6 +16,7 @@ from orpheus_ws import manifest as manifests
 from orpheus_ws import tokens
 from orpheus_ws.cli.exits import run
 from orpheus_ws.cli.options import CONTEXT, examples
+from orpheus_ws.cli.progress import advancing
 from orpheus_ws.errors import StartupError
 from orpheus_ws.manifest import Limits
 from orpheus_ws.planning.cost import TALK_SHARE, UTILISATION, Usage
@@ -26,6 +27,7 @@ from orpheus_ws.planning.steps import HOST, Segment, Traffic, Variant
 if TYPE_CHECKING:
     from engine_build.quantize import KvFormat
     from orpheus_ws.engine.checkpoint import EngineName
+    from orpheus_ws.engine.checkpoint_files import Told
 
 # Whether it can be read or written is said by who does it.
 FOLDER = click.Path(path_type=Path, readable=False)
@@ -59,6 +61,15 @@ def _needs(extra: str) -> Iterator[None]:
         raise StartupError(
             f"`{command}` needs the package {error.name!r}: pip install 'orpheus-ws[{extra}]'"
         ) from error
+
+
+@contextmanager
+def _reading(model: Path) -> "Iterator[Told]":
+    """A bar for people while all of a model is read, which is gigabytes."""
+    from orpheus_ws.engine.checkpoint_files import count_bytes
+
+    with advancing(count_bytes(model), "reading") as told:
+        yield told
 
 
 def _show(wrote: str, *commands: str) -> None:
@@ -192,7 +203,8 @@ def manifest(model: Path, voices: str, tensorrt_llm: str | None, **limits: Any) 
         raise StartupError(
             "give --voices names that differ, at least one, with commas between them"
         )
-    made = make(model, Limits(**limits), names, versions)
+    with _reading(model) as told:
+        made = make(model, Limits(**limits), names, versions, told)
     manifests.write(model / manifests.NAME, made.manifest)
     for note in made.notes:
         click.echo(f"engine_build: {note}", err=True)
@@ -232,7 +244,8 @@ def verify(model: Path, engine: "EngineName | None", *, as_json: bool) -> None:
     """
     with _needs("torch"):
         from engine_build import verify as verifying
-    report = verifying.verify(model, engine)
+    with _reading(model) as told:
+        report = verifying.verify(model, engine, told)
     if as_json:
         click.echo(msgspec.json.encode(report))
     else:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from orpheus_ws import manifest as manifests
 from orpheus_ws.engine.checkpoint import Checkpoint, examine, read_object
-from orpheus_ws.engine.checkpoint_files import hash_files
+from orpheus_ws.engine.checkpoint_files import Told, hash_files, nobody
 from orpheus_ws.errors import StartupError
 from orpheus_ws.manifest import Limits, Manifest, Model, hash_of
 
@@ -28,9 +28,13 @@ class Made(NamedTuple):
 
 
 def make(
-    folder: Path, limits: Limits, voices: tuple[str, ...], versions: Mapping[str, str]
+    folder: Path,
+    limits: Limits,
+    voices: tuple[str, ...],
+    versions: Mapping[str, str],
+    told: Told = nobody,
 ) -> Made:
-    """The manifest of the model in `folder`, all of which is read. Blocking.
+    """The manifest of the model in `folder`, all of which is read. Blocking; `told` is told of it.
 
     `versions` go before what is installed. Raises `StartupError`, also if the model is not whole: see
     `python -m engine_build verify`.
@@ -38,7 +42,7 @@ def make(
     checkpoint = _examine(folder)
     old, notes = _read_old(folder)
     _check_limits(limits, checkpoint)
-    files = hash_files(folder)
+    files = hash_files(folder, told)
     model = Model(architecture=ARCHITECTURE, files=files, sha256=hash_of(files))
     measured = old.capacity if old else ()
     kept = tuple(each for each in measured if each.model == model.sha256)

@@ -12,6 +12,7 @@ import msgspec
 
 from orpheus_ws import tokens
 from orpheus_ws.engine.checkpoint import Checkpoint, EngineName, examine
+from orpheus_ws.engine.checkpoint_files import Told, nobody
 
 
 class Severity(StrEnum):
@@ -42,9 +43,12 @@ class Report(msgspec.Struct, frozen=True):
         return sum(finding.severity is Severity.PROBLEM for finding in self.findings)
 
 
-def verify(folder: Path, engine: EngineName | None) -> Report:
-    """Examine the checkpoint, all of it, and for one engine or for any. Blocking; reads every byte."""
-    checkpoint, faults = examine(folder, compared="everything")
+def verify(folder: Path, engine: EngineName | None, told: Told = nobody) -> Report:
+    """Examine the checkpoint, all of it, and for one engine or for any.
+
+    Blocking: where there is a manifest it reads every byte, of which `told` is told.
+    """
+    checkpoint, faults = examine(folder, compared="everything", told=told)
     findings = [Finding(Severity.PROBLEM, fault) for fault in faults]
     if checkpoint is not None:
         findings += [Finding(Severity.WARNING, text) for text in _warnings(checkpoint, engine)]

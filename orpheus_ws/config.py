@@ -15,7 +15,18 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from orpheus_ws.errors import StartupError
-from orpheus_ws.settings import ENVIRONMENT_PREFIX, Section, convert, merge, nested, read_toml
+from orpheus_ws.settings import (
+    ENVIRONMENT,
+    ENVIRONMENT_PREFIX,
+    FLAGS,
+    Section,
+    Source,
+    check_names,
+    convert,
+    merge,
+    nested,
+    read_toml,
+)
 
 # What Kubernetes sets in every pod beside a Service that is called orpheus-ws.
 _SERVICE_LINK = re.compile(r"ORPHEUS_WS_(SERVICE_(HOST|PORT)|PORT)(_\w+)?\Z")
@@ -196,15 +207,20 @@ def load(
     Raises `StartupError` with one line that names the key and what to do.
     """
     merged: dict[str, Any] = {}
+
+    def take(values: dict[str, Any], source: Source) -> None:
+        check_names(values, Config, source)
+        merge(merged, values)
+
     if file is not None:
-        merge(merged, read_toml(file))
+        take(read_toml(file), Source(f" in {file}"))
     for name, value in sorted((environment or {}).items()):
         if name.startswith(ENVIRONMENT_PREFIX) and not _SERVICE_LINK.match(name):
             path = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-            merge(merged, nested(path, value))
+            take(nested(path, value), ENVIRONMENT)
     for flag in flags:
         key, separator, value = flag.partition("=")
         if not separator:
             raise StartupError(f"cannot read the setting {flag!r}; write section.key=value")
-        merge(merged, nested(key.strip().split("."), value))
+        take(nested(key.strip().split("."), value), FLAGS)
     return convert(merged, Config, where="")

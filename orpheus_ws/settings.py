@@ -1,15 +1,15 @@
 """Tables of settings, read into frozen structs.
 
-Rule: an unknown key is an error that names the nearest known one, a wrong value one that says what
+Rule: an unknown key is an error that names where it stands and the nearest known one, a wrong value one that says what
 the key takes; no value is repeated in an error, for it may be a secret in the wrong place.
 """
 
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, Final, NamedTuple, TypeVar, get_origin, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -68,6 +68,7 @@ _PATH = re.compile(r"`\$\.?([^`\[]*)[^`]*`\Z")
 
 def convert(values: dict[str, Any], schema: type[_T], where: str) -> _T:
     """Read `values`, which lie at the path `where`; raises `StartupError` with one line."""
+    check_names(values, schema, ANYWHERE, where)
     prepared = _prepare(values, schema, where)
     try:
         # Not strict: what comes from the environment and from flags is text.
@@ -130,10 +131,41 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
     return f" of at most {most:.15g}" if most is not None else ""
 
 
+class Source(NamedTuple):
+    """Where settings were written, and how a key is spelt there."""
+
+    where: str
+    spelt: Callable[[str], str] = repr
+
+
+ENVIRONMENT: Final = Source(
+    " in the environment", lambda path: ENVIRONMENT_PREFIX + path.upper().replace(".", "__")
+)
+FLAGS: Final = Source(" in --set")
+ANYWHERE: Final = Source("")
+
+
+def check_names(
+    values: Mapping[str, Any], schema: type[msgspec.Struct], source: Source, where: str = ""
+) -> None:
+    """Raise `StartupError` with the nearest known key if one is unknown, both as `source` spells them."""
+    hints = get_type_hints(schema)
+    for key, value in values.items():
+        path = f"{where}.{key}" if where else key
+        if key not in hints:
+            advice = f"{where!r} takes nothing here"
+            if hints:
+                advice = f"the nearest is {source.spelt(_nearest(key, hints, where))}"
+            raise StartupError(
+                f"unknown configuration key {source.spelt(path)}{source.where}; {advice}"
+            )
+        kind = hints[key]
+        if isinstance(kind, type) and issubclass(kind, Section) and isinstance(value, Mapping):
+            check_names(value, kind, source, path)
+
+
 def _nearest(key: str, hints: Mapping[str, Any], where: str) -> str:
     """What somebody may have meant who wrote `key` where `hints` are known."""
-    if not hints:
-        return f"{where!r} takes nothing here"
     # A key without its section, or with one underscore where a variable's name needs two.
     leaves = {
         spelling: f"{section}.{field}"
@@ -143,22 +175,17 @@ def _nearest(key: str, hints: Mapping[str, Any], where: str) -> str:
         for spelling in (field, f"{section}_{field}")
     }
     if key in leaves:
-        near = leaves[key]
-    else:
-        (found,) = difflib.get_close_matches(key.lower(), hints, n=1, cutoff=0)
-        near = f"{where}.{found}" if where else found
-    variable = ENVIRONMENT_PREFIX + near.upper().replace(".", "__")
-    return f"the nearest is {near!r}, in the environment {variable}"
+        return leaves[key]
+    (found,) = difflib.get_close_matches(key.lower(), hints, n=1, cutoff=0)
+    return f"{where}.{found}" if where else found
 
 
 def _prepare(values: Mapping[str, Any], schema: type[msgspec.Struct], where: str) -> dict[str, Any]:
-    """Check the names of the keys and split lists that came as text."""
+    """Split lists that came as text. All names are known."""
     hints = get_type_hints(schema)
     prepared: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{where}.{key}" if where else key
-        if key not in hints:
-            raise StartupError(f"unknown configuration key {path!r}; {_nearest(key, hints, where)}")
         kind = hints[key]
         if isinstance(kind, type) and issubclass(kind, Section) and isinstance(value, Mapping):
             prepared[key] = _prepare(value, kind, path)

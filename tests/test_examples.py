@@ -4,10 +4,16 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
 import wave
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
@@ -17,8 +23,10 @@ from websockets.asyncio.client import connect as dial
 from websockets.asyncio.server import ServerConnection, serve
 
 from docs.examples import agent, book, telephone
+from orpheus_ws.cli.exits import Exit
 from orpheus_ws.client import connect
 from tests import harness
+from tests.test_cli import serving
 
 PACED = ("engine.options.step_seconds=0.002",)
 """Slow enough that a long answer is not over before somebody interrupts it."""
@@ -177,6 +185,86 @@ async def test_a_caller_hangs_up_in_the_middle() -> None:
             with contextlib.suppress(Exception):
                 await caller.wait_for("clear")
         assert calls[0].unheard == []
+
+
+# How they end -------------------------------------------------------------------------------------
+
+
+def run_example(name: str, *arguments: str) -> tuple[int, str, str]:
+    """Run one as its page says: its code, its output and its errors."""
+    line = [sys.executable, "-m", f"docs.examples.{name}", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["agent", "telephone", "book"])
+@pytest.mark.parametrize("wrong", [("a", "b", "c", "d"), ("--nothing",)])
+def test_a_wrong_command_line(name: str, wrong: tuple[str, ...]) -> None:
+    """It is one line that says what may stand there, and exit code 2; `--help` is the same with 0."""
+    code, output, errors = run_example(name, *wrong)
+    assert (code, output) == (Exit.USAGE, "")
+    assert re.fullmatch(rf"usage: python -m docs\.examples\.{name} .*\n", errors)
+    assert run_example(name, "--help") == (Exit.DONE, errors, "")
+
+
+@pytest.mark.parametrize("name", ["agent", "telephone", "book"])
+def test_no_server(name: str, tmp_path: Path, closed_port: int) -> None:
+    """Where nothing listens, that is the one line."""
+    (tmp_path / "book.txt").write_text("A day. " * 500)
+    files = (str(tmp_path / "book.txt"), str(tmp_path / "book.wav")) if name == "book" else ()
+    code, output, errors = run_example(name, *files, f"ws://127.0.0.1:{closed_port}/v1/tts")
+    assert (code, output) == (Exit.FAILED, "")
+    said = f"{name}: nothing listens at 127.0.0.1:{closed_port}: is the server running?\n"
+    assert errors == said
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    """A book that is not there, is no text or is empty, or cannot be written, is named in one line."""
+    text, binary, empty = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "c.txt"
+    text.write_text("A day.")
+    binary.write_bytes(b"\xff\xfe")
+    empty.write_text(" \n")
+    for source, target in (
+        (tmp_path / "missing.txt", tmp_path / "a.wav"),
+        (tmp_path, tmp_path / "a.wav"),
+        (binary, tmp_path / "a.wav"),
+        (empty, tmp_path / "a.wav"),
+        (text, tmp_path / "missing" / "a.wav"),
+    ):
+        code, output, errors = run_example("book", str(source), str(target))
+        assert (code, output, errors.count("\n")) == (Exit.FAILED, "", 1), errors
+        assert errors.startswith("book: ")
+        assert str(target if source == text else source) in errors
+
+
+@pytest.mark.parametrize("name", ["agent", "telephone", "book"])
+def test_an_interrupted_example(name: str, tmp_path: Path) -> None:
+    """Ctrl-C ends each in one line, with the code of the commands."""
+    slow = ("--set", "engine.options.step_seconds=0.05")
+    (tmp_path / "book.txt").write_text("A day. " * 500)
+    files = [str(tmp_path / "book.txt"), str(tmp_path / "book.wav")] if name == "book" else []
+    with serving(*slow) as (_, announced):
+        host, port = urlsplit(announced["url"]).netloc.split(":")
+        active = f"http://{host}:{port}/capacity"
+        program = [sys.executable, "-u", "-m", f"docs.examples.{name}", *files, announced["url"]]
+        with subprocess.Popen(
+            program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as running:
+            assert running.stdout is not None
+            if name == "telephone":
+                assert "calls come in at" in running.stdout.readline()
+            else:
+                while json.loads(_fetched(active))["active"] == 0:
+                    assert running.poll() is None
+            running.send_signal(signal.SIGINT)
+            _, errors = running.communicate(timeout=60)
+    assert (running.returncode, errors) == (Exit.INTERRUPTED, f"{name}: interrupted\n")
+
+
+def _fetched(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        content: bytes = response.read()
+        return content
 
 
 @given(st.binary(min_size=160, max_size=160))

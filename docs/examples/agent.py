@@ -51,4 +51,6 @@ async def main(url: str = "ws://127.0.0.1:8765/v1/tts") -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    from docs.examples import run
+
+    run("agent", lambda *given: asyncio.run(main(*given)), "[URL]")

@@ -7,12 +7,12 @@ part is generated in one go either: the server speaks sentence by sentence.
 
 import asyncio
 import re
-import sys
 import wave
 from pathlib import Path
 from typing import NamedTuple
 
-from orpheus_ws.client import Audio, connect
+from orpheus_ws.client import Audio, Backoff, connect
+from orpheus_ws.errors import ClientError, Refused
 from orpheus_ws.messages import Segment
 
 RATE = 24_000
@@ -40,12 +40,18 @@ def parts(text: str, most: int) -> list[str]:
     return [part for part in found if part]
 
 
+def full(error: ClientError, _seconds: float) -> None:
+    """A server that is full has room in a moment; one that is not there is better known at once."""
+    if not isinstance(error, Refused):
+        raise error
+
+
 async def speak(url: str, text: str, *, streams: int = 4, part_chars: int = PART_CHARS) -> Spoken:
     """Speak a text of any length, `streams` parts at once."""
     free = asyncio.Semaphore(streams)
 
     async def part(words: str) -> Spoken:
-        async with free, connect(url, patience=60) as client:
+        async with free, connect(url, patience=60, backoff=Backoff(waiting=full)) as client:
             pcm, segments = bytearray(), []
             # Nobody listens yet: the server may run ahead as far as it does for anybody.
             async for event in client.speak(words, lead_ms=10_000).events():
@@ -72,7 +78,15 @@ def joined(spoken: list[Spoken]) -> Spoken:
 
 def main(source: str, target: str, url: str = "ws://127.0.0.1:8765/v1/tts") -> None:
     """Read a text file, write a WAV file."""
-    spoken = asyncio.run(speak(url, Path(source).read_text(encoding="utf-8")))
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ClientError(f"{source} is no text in UTF-8") from error
+    if not text.strip():
+        raise ClientError(f"there is nothing to say in {source}")
+    with Path(target).open("ab"):
+        pass  # what cannot be written is better known now than in an hour
+    spoken = asyncio.run(speak(url, text))
     with wave.open(target, "wb") as file:
         file.setparams((1, 2, RATE, 0, "NONE", ""))
         file.writeframes(spoken.pcm)
@@ -80,6 +94,6 @@ def main(source: str, target: str, url: str = "ws://127.0.0.1:8765/v1/tts") -> N
 
 
 if __name__ == "__main__":
-    if not 3 <= len(sys.argv) <= 4:
-        sys.exit("usage: python -m docs.examples.book book.txt book.wav [URL]")
-    main(*sys.argv[1:])
+    from docs.examples import run
+
+    run("book", main, "book.txt book.wav [URL]")

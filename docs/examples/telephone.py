@@ -8,8 +8,8 @@ empties what the telephone company has not played yet, and the marks that came b
 
 import asyncio
 import base64
-import contextlib
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -17,6 +17,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from orpheus_ws.client import Cancelled, Client, Utterance, connect
+from orpheus_ws.errors import ClientError
 
 FRAME = 160
 """Bytes of 20 ms."""
@@ -131,9 +132,14 @@ async def main(
     """Take calls, each with a client of its own, since a client speaks one thing at a time."""
 
     async def take(socket: ServerConnection) -> None:
-        async with connect(url) as client:
-            await Call(socket, client, small_talk).run()
+        try:
+            async with connect(url) as client:
+                await Call(socket, client, small_talk).run()
+        except ClientError as error:
+            print(f"telephone: a call was lost: {error}", file=sys.stderr)
 
+    async with connect(url):
+        pass  # no caller should be the first to find out that there is no server
     async with serve(take, host, port) as bridge:
         print(
             f"calls come in at ws://{host}:{port}: the address of a <Stream> in your provider's document"
@@ -142,5 +148,6 @@ async def main(
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main())
+    from docs.examples import run
+
+    run("telephone", lambda *given: asyncio.run(main(*given)), "[URL]")

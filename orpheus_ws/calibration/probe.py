@@ -61,6 +61,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     audio_seconds: float
     first_byte_ms_p50: float | None
     first_byte_ms_p99: float | None
+    """None of fewer turns than a percentile takes; the objective bounds the highest then."""
     underruns: int
     slowest_stream: float | None
     """How fast it was spoken to: 1 is real time."""
@@ -153,7 +154,7 @@ def attempt(result: Result, purpose: Purpose, traffic: Traffic, batch: int) -> A
         turns=figures.turns,
         audio_seconds=round(figures.audio_seconds, 1),
         first_byte_ms_p50=None if first is None else round(first.p50, 1),
-        first_byte_ms_p99=None if first is None else round(first.p99, 1),
+        first_byte_ms_p99=None if first is None or first.p99 is None else round(first.p99, 1),
         underruns=figures.underruns,
         slowest_stream=figures.slowest_stream,
         clients_cpu_share=result.harness.cpu_share,

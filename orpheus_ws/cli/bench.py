@@ -1,7 +1,7 @@
 """`orpheus-ws bench …`: what parts of the program cost on this machine."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from orpheus_ws.cli.files import write
-from orpheus_ws.cli.options import examples
+from orpheus_ws.cli.options import Command, examples
 from orpheus_ws.cli.progress import parts
 from orpheus_ws.errors import BenchFailed, StartupError
 from orpheus_ws.named_parts import install_advice
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 )
 def bench() -> None:
     """Measure parts of the program on this machine, each against a baseline in the same run."""
+
+
+def _seconds_option(default: float, most: float) -> Callable[[Command], Command]:
+    kind = click.FloatRange(1, most)
+    return click.option(
+        "--seconds", default=default, show_default=True, type=kind, help="For each part."
+    )
 
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
@@ -48,13 +55,7 @@ def _needing(extra: str) -> Iterator[None]:
     epilog=examples("orpheus-ws bench gateway --streams 100 --seconds 10 --lead-ms 1000"),
 )
 @click.option("--streams", default=300, show_default=True, type=click.IntRange(1, 10_000))
-@click.option(
-    "--seconds",
-    default=20.0,
-    show_default=True,
-    type=click.FloatRange(1, 3600),
-    help="For each part.",
-)
+@_seconds_option(20.0, most=3600)
 @click.option(
     "--lead-ms",
     default=0,
@@ -116,13 +117,7 @@ def gateway(streams: int, seconds: float, lead_ms: int, *, as_json: bool) -> Non
     type=click.IntRange(1, 5000),
     help="Connections attempted.",
 )
-@click.option(
-    "--seconds",
-    default=10.0,
-    show_default=True,
-    type=click.FloatRange(1, 60),
-    help="For each part.",
-)
+@_seconds_option(10.0, most=60)
 @click.option("--only", default="", help="One storm, by its name; otherwise all.")
 @as_json_option
 def storm(speakers: int, per_second: int, seconds: float, only: str, *, as_json: bool) -> None:

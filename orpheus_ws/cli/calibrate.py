@@ -204,7 +204,7 @@ def _show() -> "Show":
         if not terminal:
             return
         first = seen.live.first_byte_ms
-        told = "" if first is None else f", first byte p99 {first.p99:.0f} ms"
+        told = "" if first is None else ", first byte {} {:.0f} ms".format(*first.tail)
         of = "" if seen.of_seconds is None else f" of {seen.of_seconds:.0f}"
         text = f"{purpose} {plan.streams:>5} streams, {seen.seconds:.0f}{of} s{told}"
         click.echo(f"{clear}{text}", nl=False, err=True)
@@ -214,10 +214,10 @@ def _show() -> "Show":
 
 def _line(attempt: "Attempt") -> str:
     """One attempt."""
+    first = {"p50": attempt.first_byte_ms_p50, "p99": attempt.first_byte_ms_p99}
+    known = ", ".join(f"{name} {ms:.0f}" for name, ms in first.items() if ms is not None)
     found = [
-        ""
-        if attempt.first_byte_ms_p99 is None
-        else f"first byte p50 {attempt.first_byte_ms_p50:.0f}, p99 {attempt.first_byte_ms_p99:.0f} ms",
+        f"first byte {known} ms" if known else "",
         "" if attempt.slowest_stream is None else f"slowest {attempt.slowest_stream:.2f} x",
         f"{attempt.underruns} underruns",
         f"{attempt.audio_seconds / 60:.1f} min of speech in {attempt.seconds:.0f} s",

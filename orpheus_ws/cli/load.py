@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LINE_SECONDS: Final = 5.0
 """Between lines of progress where there is no terminal."""
 OPEN_LOOP_SOCKETS: Final = 1000
+NAME: Final = 32
+"""As wide as the longest quantity: with its figures it fits into a terminal of 80 columns."""
 
 
 @click.command(
@@ -241,7 +243,7 @@ def _line(progress: "Progress") -> str:
     parts = [
         f"{live.speaking} of {live.sockets} sockets speak",
         f"{figures.turns} turns",
-        "" if first is None else f"first byte {first.p50:.0f}, p99 {first.p99:.0f} ms",
+        "" if first is None else "first byte {:.0f}, {} {:.0f} ms".format(first.p50, *first.tail),
         f"{live.underruns} underruns",
         f"{sum(figures.refused.values())} refused" if figures.refused else "",
         f"{sum(figures.faults.values())} faults" if figures.faults else "",
@@ -250,7 +252,7 @@ def _line(progress: "Progress") -> str:
 
 
 def _summary(result: "Result") -> str:
-    from orpheus_ws.loadtest.report import number, rows
+    from orpheus_ws.loadtest.report import STATISTICS, TOO_FEW, number, rows
 
     plan, figures, pace = result.plan, result.figures, result.figures.slowest_stream
     lines = [
@@ -259,11 +261,13 @@ def _summary(result: "Result") -> str:
         f"{figures.audio_seconds / 60:.1f} minutes of speech in {result.seconds:.0f} s",
         f"{figures.underruns} underruns with a buffer of {plan.prebuffer_ms:g} ms"
         + ("" if pace is None else f"; the slowest stream at {number(pace)} times real time"),
-        f"{'':36}   lowest      p50      p90      p99  highest",
     ]
+    found = rows(figures)
     lines += [
-        f"{name:36}" + "".join(f"{cell:>9}" for cell in cells[:5]) for name, *cells in rows(figures)
+        f"{name:{NAME}}" + "".join(f"{cell:>8}" for cell in cells)
+        for name, *cells in [("", *STATISTICS), *found]
     ]
+    lines += [TOO_FEW] if any("–" in row for row in found) else []
     lines += [f"refused, {why}: {count}" for why, count in figures.refused.items()]
     if result.naive is not None:
         speech = result.naive.figures.audio_seconds / max(result.naive.seconds, 0.001)

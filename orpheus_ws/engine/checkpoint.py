@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from orpheus_ws import manifest as manifests
 from orpheus_ws import tokens
-from orpheus_ws.engine.checkpoint_files import compare
+from orpheus_ws.engine.checkpoint_files import Told, compare, nobody
 from orpheus_ws.engine.checkpoint_weights import Shape, examine_weights
 from orpheus_ws.errors import StartupError, unreadable
 from orpheus_ws.manifest import Manifest, Quantization
@@ -105,11 +105,11 @@ def open_checkpoint(model: str | None, engine: EngineName) -> Checkpoint:
     return checkpoint
 
 
-def examine(folder: Path, *, compared: Compared = "headers") -> Examined:
+def examine(folder: Path, *, compared: Compared = "headers", told: Told = nobody) -> Examined:
     """Look at everything but the weights themselves. Blocking.
 
     Of the weights the headers are read. `compared` says how much of the files is compared with the
-    manifest, if there is one (see `checkpoint_files.compare`).
+    manifest, if there is one (see `checkpoint_files.compare`), and `told` hears of what of them was read.
     """
     if fault := _folder_fault(folder):
         return Examined(None, [fault])
@@ -128,7 +128,7 @@ def examine(folder: Path, *, compared: Compared = "headers") -> Examined:
         faults += weights.faults
     manifest = _try(faults, lambda: read_manifest(folder)) if compared != "nothing" else None
     if manifest is not None:
-        differences = compare(folder, manifest, whole=compared == "everything")
+        differences = compare(folder, manifest, whole=compared == "everything", told=told)
         # A file that cannot be read is found by both.
         faults += [fault for fault in differences if fault not in faults]
         if quantization is not None and manifest.quantization != quantization:

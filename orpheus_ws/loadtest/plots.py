@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from orpheus_ws.loadtest.turn import Gaps, Turn
+from orpheus_ws.loadtest.turn import FEWEST, Gaps, Turn
 
 WIDTH: Final = 420
 HEIGHT: Final = 270
@@ -113,7 +113,7 @@ def latency_against_streams(turns: Sequence[Turn], objective_ms: float | None) -
         *_axes(x, y, "streams speaking", "ms"),
         f'<path class="dots" d="{path}"/>',
         *_line(_binned(points, most, 50), x, y, "a", "p50"),
-        *_line(_binned(points, most, 99), x, y, "b", "p99"),
+        *_line(_binned(points, most, 90), x, y, "b", "p90"),
         *_objective(y, objective_ms),
     ]
     return _svg(parts, "Time to first byte against the number of streams that speak")
@@ -230,9 +230,7 @@ def _ceiling(values: Iterable[float], objective_ms: float | None) -> float:
     return max(most, objective_ms or 0.0, 1.0) * 1.1
 
 
-def _binned(
-    points: list[tuple[int, float]], most: int, percent: float
-) -> list[tuple[float, float]]:
+def _binned(points: list[tuple[int, float]], most: int, percent: int) -> list[tuple[float, float]]:
     """A percentile of the points of each dozenth of the axis."""
     width = max(1.0, most / 12)
     bins: dict[int, list[float]] = {}
@@ -241,7 +239,7 @@ def _binned(
     return [
         (min((n + 0.5) * width + 0.5, most), float(np.percentile(values, percent)))
         for n, values in sorted(bins.items())
-        if len(values) >= 5
+        if len(values) >= FEWEST.get(percent, 5)
     ]
 
 

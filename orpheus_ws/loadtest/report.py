@@ -17,7 +17,7 @@ import msgspec
 
 from orpheus_ws.loadtest import plots
 from orpheus_ws.loadtest.pool import Result
-from orpheus_ws.loadtest.turn import Figures, Naive, Spread
+from orpheus_ws.loadtest.turn import FEWEST, Figures, Naive, Spread
 
 SLOW_LAG_MS: Final = 20.0
 SLOW_CPU: Final = 0.85
@@ -108,8 +108,9 @@ def _tiles(result: Result) -> str:
     first = figures.first_byte_ms
     refused = sum(figures.refused.values())
     objective = "" if plan.objective_ms is None else f"objective {plan.objective_ms:g} ms"
+    tail, slowest = ("p99", "–") if first is None else _tail(first)
     tiles = (
-        ("first byte, p99", "–" if first is None else f"{first.p99:.0f} ms", objective),
+        (f"first byte, {tail}", slowest, objective),
         ("first byte, median", "–" if first is None else f"{first.p50:.0f} ms", ""),
         (
             "underruns",
@@ -128,6 +129,12 @@ def _tiles(result: Result) -> str:
         )
         + "</section>"
     )
+
+
+def _tail(spread: Spread) -> tuple[str, str]:
+    name, ms = spread.tail
+    turns = "" if name == "p99" else f" of {spread.count}"
+    return name + turns, f"{ms:.0f} ms"
 
 
 def _plots(result: Result) -> str:
@@ -212,14 +219,16 @@ _QUANTITIES: Final = (
     ("first_byte_ms", "time to first byte, ms"),
     ("queue_ms", "of it, waiting in the server, ms"),
     ("first_audio_ms", "time to first audible sample, ms"),
-    ("first_sentence_ms", "time to the whole first sentence, ms"),
-    ("whole_ms", "time to the whole turn, ms"),
+    ("first_sentence_ms", "time to whole first sentence, ms"),
+    ("whole_ms", "time to whole turn, ms"),
     ("gap_ms", "between chunks, ms"),
     ("real_time_factor", "real-time factor"),
     ("connect_ms", "opening a socket, ms"),
     ("reuse_ms", "reusing a socket, ms"),
     ("cancel_ms", "from barge-in to silence, ms"),
 )
+STATISTICS: Final = ("lowest", "p50", "p90", "p99", "highest", "of")
+"""What `rows` has of each."""
 
 
 def rows(figures: Figures) -> list[tuple[str, ...]]:
@@ -233,8 +242,15 @@ def rows(figures: Figures) -> list[tuple[str, ...]]:
     return found
 
 
-def number(value: float) -> str:
-    """Three digits, or all before the point."""
+TOO_FEW: Final = (
+    f"–: too few for that percentile, which takes {FEWEST[90]} (p90) or {FEWEST[99]} (p99)."
+)
+
+
+def number(value: float | None) -> str:
+    """Three digits, or all before the point; a dash for what is not known."""
+    if value is None:
+        return "–"
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -250,8 +266,8 @@ def _tables(result: Result) -> list[Table]:
         ("failed", f"{figures.failed}"),
         ("later than the objective", f"{figures.late}" if result.plan.objective_ms else "–"),
         ("with underruns", f"{figures.turns_with_underruns}"),
-        ("pace of the slowest stream", "–" if pace is None else number(pace)),
         ("silence in them", f"{figures.starved_ms:.0f} ms"),
+        ("pace of the slowest stream", number(pace)),
         *((f"refused: {why}", f"{count}") for why, count in figures.refused.items()),
         *((f"failed: {code}", f"{count}") for code, count in figures.failures.items()),
         *((f"fault: {name}", f"{count}") for name, count in figures.faults.items()),
@@ -262,9 +278,10 @@ def _tables(result: Result) -> list[Table]:
         ("its lateness, p99", f"{harness.lag_ms_p99:g} ms"),
         ("its lateness, highest", f"{harness.lag_ms_highest:g} ms"),
     ]
-    note = "" if result.figures.full_load else "Of turns during the ramp."
-    quantities = ("", "lowest", "p50", "p90", "p99", "highest", "of")
-    found = [Table("Figures", quantities, rows(figures), note)]
+    note = "" if result.figures.full_load else "Of turns during the ramp. "
+    distributions = rows(figures)
+    note += TOO_FEW if any("–" in row for row in distributions) else ""
+    found = [Table("Figures", ("", *STATISTICS), distributions, note)]
     if result.naive is not None:
         found.append(_naive_table(result, result.naive))
     found += [
@@ -280,7 +297,8 @@ def _naive_table(result: Result, naive: Naive) -> Table:
     buffer = result.plan.prebuffer_ms
 
     def cell(spread: Spread | None, percentile: str, more: float = 0.0) -> str:
-        return "–" if spread is None else number(getattr(spread, percentile) + more)
+        ms: float | None = getattr(spread, percentile, None)
+        return number(None if ms is None else ms + more)
 
     def supply(figures: Figures, seconds: float) -> str:
         return f"{figures.audio_seconds / seconds:.1f}" if seconds else "–"
@@ -300,9 +318,9 @@ def _naive_table(result: Result, naive: Naive) -> Table:
                 cell(theirs.whole_ms, "p50"),
             ),
             (
-                "until it is heard, p99 ms",
-                cell(ours.first_byte_ms, "p99", buffer),
-                cell(theirs.whole_ms, "p99"),
+                "until it is heard, p90 ms",
+                cell(ours.first_byte_ms, "p90", buffer),
+                cell(theirs.whole_ms, "p90"),
             ),
             (
                 "getting a socket, median ms",
@@ -347,7 +365,8 @@ def _table(table: Table) -> str:
     )
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
     top = f"<thead><tr>{head}</tr></thead>" if any(table.head) else ""
+    width = "figures" if table.head[1:] == STATISTICS else "wide"
     return (
         f'<section class="card"><h2>{escape(table.title)}</h2>{note}'
-        f'<div class="wide"><table>{top}<tbody>{body}</tbody></table></div></section>'
+        f'<div class="{width}"><table>{top}<tbody>{body}</tbody></table></div></section>'
     )

@@ -9,13 +9,13 @@ import resource
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from orpheus_ws.loadtest.turn import Figures, Gaps, Live, Spread, Turn
+from orpheus_ws.loadtest.turn import FEWEST, Figures, Gaps, Live, Spread, Turn
 from orpheus_ws.trace import clock
 
 MOST_TURNS: Final = 2000
@@ -245,29 +245,32 @@ class Tally:
             return None
         edges = (*GAP_EDGES_MS, math.inf)
 
-        def quantile(share: float) -> float:
-            at = bisect_right(sums, min(share * count, count - 1))
-            return round(min(edges[at], GAP_EDGES_MS[-1]), 3)
+        def percentile(percent: int) -> float:
+            at = bisect_right(sums, min(percent / 100 * count, count - 1))
+            return min(edges[at], GAP_EDGES_MS[-1])
 
-        return Spread(
-            count=count,
-            lowest=quantile(0.0),
-            p50=quantile(0.5),
-            p90=quantile(0.9),
-            p99=quantile(0.99),
-            highest=quantile(1.0),
-        )
+        return _spread_of(count, percentile)
 
 
 def _spread(values: "array[float]") -> Spread | None:
     if not values:
         return None
-    low, p50, p90, p99, high = np.percentile(np.asarray(values), (0, 50, 90, 99, 100)).tolist()
+    percents = (0, 50, 90, 99, 100)
+    found = dict(zip(percents, np.percentile(np.asarray(values), percents).tolist(), strict=True))
+    return _spread_of(len(values), found.__getitem__)
+
+
+def _spread_of(count: int, percentile: Callable[[int], float]) -> Spread:
+    """The percentiles that so many values have."""
+
+    def at(percent: int) -> float:
+        return round(percentile(percent), 3)
+
     return Spread(
-        count=len(values),
-        lowest=round(low, 3),
-        p50=round(p50, 3),
-        p90=round(p90, 3),
-        p99=round(p99, 3),
-        highest=round(high, 3),
+        count=count,
+        lowest=at(0),
+        p50=at(50),
+        p90=None if count < FEWEST[90] else at(90),
+        p99=None if count < FEWEST[99] else at(99),
+        highest=at(100),
     )

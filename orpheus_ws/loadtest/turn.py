@@ -4,13 +4,17 @@ Rule: durations are in milliseconds and named so, moments are seconds since the 
 here can be sent to another process and written as JSON.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from orpheus_ws.messages import Times
 
 Outcome = Literal["done", "cancelled", "failed", "cut"]
+
+FEWEST: Final = {90: 10, 99: 100}
+"""Values that a percentile takes: of fewer, not even one is beyond it, and it says no more than the
+highest does."""
 
 
 class Turn(msgspec.Struct, kw_only=True):
@@ -69,14 +73,19 @@ class Turn(msgspec.Struct, kw_only=True):
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How a quantity is distributed."""
+    """How a quantity is distributed. A percentile of too few values (`FEWEST`) is None."""
 
     count: int
     lowest: float
     p50: float
-    p90: float
-    p99: float
+    p90: float | None
+    p99: float | None
     highest: float
+
+    @property
+    def tail(self) -> tuple[str, float]:
+        """What most say the p99 is, and its name: of too few values for that, the highest."""
+        return ("highest", self.highest) if self.p99 is None else ("p99", self.p99)
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

@@ -131,6 +131,11 @@ class Visit:
         self.page.goto(self.home)
         self.shows("#state", "connected")
 
+    def speak(self, text: str) -> None:
+        """Have it say this, as people do."""
+        self.page.fill("#text", text)
+        self.page.click("#speak")
+
     def shows(self, selector: str, text: str) -> None:
         """Wait until an element has this text in it."""
         expect(self.page.locator(selector)).to_contain_text(text, timeout=SECONDS * 1000)

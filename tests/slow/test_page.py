@@ -55,8 +55,7 @@ def test_a_sentence_is_heard(browser: Browser, voice: dict[str, str], rate: int 
     """What is written is heard, at the server's rate or resampled to the device's, and shown."""
     with visiting(browser, voice["url"], rate=rate) as visit:
         visit.open()
-        visit.page.fill("#text", SENTENCES)
-        visit.page.click("#speak")
+        visit.speak(SENTENCES)
         visit.shows("#message", "Said")
         assert visit.rate == (rate or 24_000)
         assert understood(visit, SENTENCES)
@@ -79,8 +78,7 @@ def test_stopping(browser: Browser, tones: dict[str, str]) -> None:
     before = scrape(tones, cancelled)
     with visiting(browser, tones["url"]) as visit:
         visit.open()
-        visit.page.fill("#text", LONG)
-        visit.page.click("#speak")
+        visit.speak(LONG)
         visit.begins()
         until(lambda: visit.page.evaluate("() => ear.blocks.length") > 200, "a second of sound")
         at_once = visit.page.evaluate(
@@ -106,11 +104,9 @@ def test_speaking_again_interrupts(browser: Browser, tones: dict[str, str]) -> N
     """Speak while something is spoken stops that and begins anew, on the same socket."""
     with visiting(browser, tones["url"]) as visit:
         visit.open()
-        visit.page.fill("#text", LONG)
-        visit.page.click("#speak")
+        visit.speak(LONG)
         visit.begins()
-        visit.page.fill("#text", "Something else.")
-        visit.page.click("#speak")
+        visit.speak("Something else.")
         visit.shows("#message", "Said")
         kinds = [message["type"] for message in visit.sent]
         assert kinds == ["open", "text", "end", "cancel", "open", "text", "end"]
@@ -122,12 +118,10 @@ def test_nothing_of_the_last_utterance(browser: Browser, tones: dict[str, str]) 
     """While something is spoken, no figure of what was spoken before stands there as its own."""
     with visiting(browser, tones["url"]) as visit:
         visit.open()
-        visit.page.fill("#text", "Something.")
-        visit.page.click("#speak")
+        visit.speak("Something.")
         visit.shows("#message", "Said")
         visit.shows("#first-note", "server")
-        visit.page.fill("#text", LONG)
-        visit.page.click("#speak")
+        visit.speak(LONG)
         assert visit.page.inner_text("#first-note") == "from your click to your ear"
         assert visit.page.get_attribute("#beginning", "class") == "timeline last"
         visit.begins()
@@ -142,8 +136,7 @@ def test_a_text_without_words(browser: Browser, tones: dict[str, str]) -> None:
     """A text in which there is nothing to say is told of, and leaves nothing that seems to go on."""
     with visiting(browser, tones["url"]) as visit:
         visit.open()
-        visit.page.fill("#text", "...")
-        visit.page.click("#speak")
+        visit.speak("...")
         visit.shows("#message", "nothing in this text to say")
         assert visit.page.is_disabled("#stop")
         assert [visit.page.inner_text(each) for each in ("#first", "#speed")] == ["–", "–"]
@@ -154,7 +147,9 @@ def test_words_are_spoken_as_they_are_typed(browser: Browser, voice: dict[str, s
     """Each word is sent when it is complete, sound comes before the text ends, and none is lost."""
     with visiting(browser, voice["url"]) as visit:
         visit.open()
+        assert visit.page.inner_text("#keys") == "Ctrl Enter speaks, Esc stops"
         visit.page.check("#typing")
+        assert visit.page.inner_text("#keys") == "Enter speaks, Ctrl Enter finishes, Esc stops"
         visit.page.keyboard.press("Control+Enter")  # nothing was typed: nothing is to be said
         first, second = SENTENCES.split(". ")
         visit.page.keyboard.type(f"{first}. ", delay=20)
@@ -277,20 +272,32 @@ def test_nothing_moves_for_who_wants_it_still(browser: Browser, tones: dict[str,
     """With reduced motion there is no animation and no transition, even while it speaks."""
     with visiting(browser, tones["url"], ear=False, reduced_motion="reduce") as visit:
         visit.open()
-        visit.page.fill("#text", LONG)
-        visit.page.click("#speak")
+        visit.speak(LONG)
         visit.begins()
         assert visit.page.evaluate("() => document.getAnimations().length") == 0
 
 
 def test_the_load_report_is_drawn(browser: Browser, tones: dict[str, str], tmp_path: Path) -> None:
-    """The report's timelines are drawn by the page's program, and it asks nobody for anything."""
+    """The report's timelines are drawn by the page's program, it asks nobody for anything, and on a
+    telephone nothing is beyond the edge."""
     report = tmp_path / "load.html"
     load = ("load", tones["url"], "--streams", "3", "--ramp", "0", "--utterances", "6", "--sizes",
             "1", "0", "0", "--traffic", "steady", "--report", str(report))  # fmt: skip
     run_command(*load)
-    with visiting(browser, tones["url"]) as visit:
+    with visiting(browser, tones["url"], viewport={"width": 360, "height": 800}) as visit:
         visit.page.goto(report.as_uri())
+        beyond = "() => [...document.querySelectorAll('html, .card, .card div')].filter("
+        beyond += (
+            "(e) => e.scrollWidth > e.clientWidth || e.getBoundingClientRect().right > 360).length"
+        )
+        assert visit.page.evaluate(beyond) == 0
+        over = "() => [...document.querySelectorAll('.figures :is(th, td)')].filter("
+        over += (
+            "(e) => e.scrollWidth > e.clientWidth && getComputedStyle(e).display !== 'none').length"
+        )
+        assert visit.page.evaluate(over) == 0
+        check_accessible(visit)
+        visit.page.set_viewport_size({"width": 1280, "height": 800})
         rows = visit.page.locator("#streams svg text.end")
         assert rows.all_text_contents() == ["0", "1", "2"]
         assert visit.page.locator("#streams svg .speech").count() >= 6

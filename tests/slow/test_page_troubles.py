@@ -75,8 +75,7 @@ def test_a_lost_socket(browser: Browser) -> None:
     """A server that dies in the middle of a sentence: what came is heard, and the page says what happened."""
     with serving_page(browser, *SLOW_SPEECH) as (process, visit):
         visit.open()
-        visit.page.fill("#text", LONG)
-        visit.page.click("#speak")
+        visit.speak(LONG)
         visit.begins()
         process.kill()
         process.wait()
@@ -91,8 +90,7 @@ def test_reloading(browser: Browser, tones: dict[str, str]) -> None:
     """A page that is reloaded in the middle of a sentence says so; text and voice are still there."""
     with visiting(browser, tones["url"]) as visit:
         visit.open()
-        visit.page.fill("#text", LONG)
-        visit.page.click("#speak")
+        visit.speak(LONG)
         visit.begins()
         visit.page.reload()
         visit.shows("#message", "reloaded")
@@ -147,8 +145,7 @@ def test_a_long_text(browser: Browser) -> None:
         visit.open()
         visit.page.fill("#text", "☃ and 𝄞 again. " * 2000)
         assert visit.page.get_attribute("#text", "maxlength") == "20000"
-        visit.page.fill("#text", ("☃ and 𝄞 again. " * 2000)[:19_000])
-        visit.page.click("#speak")
+        visit.speak(("☃ and 𝄞 again. " * 2000)[:19_000])
         visit.begins()
         pieces = [message["text"] for message in visit.sent if message["type"] == "text"]
         assert "".join(pieces) == visit.page.input_value("#text")
@@ -168,6 +165,32 @@ def test_where_a_browser_plays_nothing(browser: Browser) -> None:
         visit.page.click("#copy")
         visit.shows("#copied", "Selected")
         assert visit.complaints == []
+
+
+_NO_DEVICE = """() => {
+  const Ordinary = AudioContext;
+  window.AudioContext = class extends Ordinary {
+    constructor(options) { super(options); super.suspend() }
+    resume() { return new Promise(() => {}) }
+  };
+  window.plugged = () => { window.AudioContext = Ordinary };
+}"""
+"""What a browser without an audio device does that waits for one, as Firefox does."""
+
+
+def test_a_machine_without_sound(browser: Browser) -> None:
+    """Where sound never begins the page says so and is ready again, and once there is a device it speaks."""
+    with serving_page(browser) as (_, visit):
+        visit.page.add_init_script(f"({_NO_DEVICE})()")
+        visit.open()
+        visit.page.click("#speak")
+        visit.shows("#alert", "sound does not start")
+        until(lambda: visit.page.is_disabled("#stop"), "it is over")
+        visit.page.evaluate("() => plugged()")
+        visit.page.click("#speak")
+        visit.shows("#message", "Said")
+        assert visit.page.inner_text("#alert") == ""
+        assert (visit.complaints, visit.outside) == ([], [])
 
 
 def test_an_error_of_the_engine(browser: Browser) -> None:

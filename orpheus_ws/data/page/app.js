@@ -171,7 +171,7 @@ function hear(event) {
       break;
     case "failed":
       stop();
-      if (!event.known || link.socket) complain(trouble("sound"));
+      if (!event.known || link.socket) complain(trouble(event.why));
       break;
   }
 }
@@ -218,6 +218,8 @@ function label() {
   const typing = at("typing").checked;
   at("speak").textContent = typing ? "Finish" : speaking ? "Again" : "Speak";
   at("speak").disabled = typing && !typist.open;
+  at("keys-typing").hidden = !typing;
+  at("keys-end").textContent = typing ? "finishes" : "speaks";
 }
 
 function linked({ state, kind, ready }) {

@@ -4,9 +4,11 @@
 // message that empties the queue is on its way when it returns. Positions are samples at 24 kHz.
 
 const SPOKEN_RATE = 24000;
+const MUTE_MS = 5000; // an audio device that has not begun by then does not begin
 
 export class Player {
-  // `tell` hears {what: "started" | "position" | "starved" | "ended", ...} of the current utterance.
+  // `tell` hears {what: "started" | "position" | "starved" | "ended" | "failed", ...} of the current
+  // utterance.
   constructor(tell) {
     this.tell = tell;
     this.number = 0;
@@ -22,6 +24,14 @@ export class Player {
     this.context ??= this.open();
     this.context.resume();
     this.post({ what: "begin" });
+    const { context } = this;
+    clearTimeout(this.doubt);
+    this.doubt = setTimeout(() => this.doubted(context), MUTE_MS);
+  }
+
+  // A browser without an audio device may wait for one for ever, and says nothing.
+  doubted(context) {
+    if (context === this.context && context.state !== "running") this.fail(context, false, "mute");
   }
 
   // Play 16-bit samples.
@@ -52,6 +62,7 @@ export class Player {
     const context = fitting();
     const add = async () => {
       await context.audioWorklet.addModule("/page/worklet.js");
+      if (context !== this.context) return;
       this.node = new AudioWorkletNode(context, "player", {
         numberOfInputs: 0,
         outputChannelCount: [1],
@@ -62,17 +73,17 @@ export class Player {
         this.node.port.postMessage(message, transfer);
       }
     };
-    add().catch(() => this.fail(context));
+    // If the browser knows audio threads, it was the server that did not answer.
+    add().catch(() => context === this.context && this.fail(context, Boolean(context.audioWorklet), "sound"));
     return context;
   }
 
-  // Without the audio thread's program there is no sound. The next utterance tries again.
-  fail(context) {
-    const known = Boolean(context.audioWorklet); // else it was not the server that did not answer
+  // There is no sound. The next utterance tries again.
+  fail(context, known, why) {
     context.close();
-    this.context = null;
+    this.context = this.node = null;
     this.waiting = [];
-    this.tell({ what: "failed", known });
+    this.tell({ what: "failed", known, why });
   }
 
   post(message, transfer = []) {

@@ -24,6 +24,8 @@ export function trouble(kind, { keyed = false } = {}) {
       return "The page was reloaded in the middle of a sentence, so the server stopped. Speak says it again.";
     case "sound":
       return "This browser cannot play the sound: it has no AudioWorklet here. Open the page by https or at localhost.";
+    case "mute":
+      return "This browser’s sound does not start: there is no audio device, or this page may not use it. Speak tries again.";
     case "nothing":
       return "There was nothing in this text to say. Write some words.";
     case "typed":
