@@ -72,11 +72,22 @@ async def test_one_request_after_the_other(surface: str) -> None:
 
 
 @every_surface
-async def test_a_text_without_words(surface: str) -> None:
+@pytest.mark.parametrize("text", [" … 🙂", " ", "\n\t\u3000", "\u200b", "\x00"])
+async def test_a_text_without_words(surface: str, text: str) -> None:
     """It is a little silence: clients take a response without audio for a failure."""
     async with one_call() as (_, caller):
-        assert await ask(caller, surface, " … 🙂") == 200
+        assert await ask(caller, surface, text) == 200
         assert await caller.rest() == bytes(4800)
+
+
+@pytest.mark.parametrize("form", ["wav", "sse"])
+async def test_white_space_in_other_forms(form: str) -> None:
+    """Also a WAV, and events, have audio in them."""
+    asked = {"stream_format": "sse"} if form == "sse" else {"response_format": form}
+    async with one_call() as (_, caller):
+        assert await caller.post(SPEECH, speech(" ", **asked)) == 200
+        answer = await caller.rest()
+        assert (base64.b64encode(bytes(4800)) if form == "sse" else bytes(4800)) in answer
 
 
 async def test_wav() -> None:
