@@ -331,10 +331,11 @@ class Session:
         return error_message(error, context=context.id)
 
     def abandon(self) -> tuple[Context, ...]:
-        """The socket is gone: cancel what is live and return it."""
+        """The socket is gone: cancel what is live and return it. Nobody hears of anything after that."""
         abandoned = self.contexts
         for context in abandoned:
             self._finish(context, Event.CANCEL)
+        self._moved = _unheard  # whoever listens has this session
         return abandoned
 
     # Inside --------------------------------------------------------------------------------------

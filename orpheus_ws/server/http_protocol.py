@@ -6,6 +6,7 @@ sends is taken a little at a time, and it has to come to the end of what it send
 
 import asyncio
 import socket
+import sys
 from typing import Final, cast
 
 import h11
@@ -136,6 +137,10 @@ class Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called for bytes that are no HTTP: in the rest of a body that was answered, too late for 400."""
+        error = sys.exception()
+        if error is not None:
+            # h11's refers to itself, and so would wait for the collector.
+            error.__traceback__ = None
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
