@@ -106,7 +106,8 @@ class Context:
         self.idle_since = now
         """When it last got text or ran dry."""
         self._moved = moved
-        self._given = False  # text that is more than white space
+        self.has_text = False
+        """Whether it was given more than white space; that may have no sound, as an emoji has none."""
         self._segmenter = Segmenter(settings.mode)
         self._queue: deque[str | FlushMark] = deque()
         self._queued_chars = 0
@@ -128,7 +129,7 @@ class Context:
 
     def feed(self, text: str, now: float) -> None:
         """More text arrived."""
-        self._given = self._given or bool(text.strip())
+        self.has_text = self.has_text or bool(text.strip())
         self._enqueue(self._segmenter.feed(text), now)
         self.idle_since = now
         self._stall_at = now + self.settings.max_delay_ms / 1000
@@ -188,11 +189,6 @@ class Context:
     def has_segment(self) -> bool:
         """Whether `pop` would give text to be spoken."""
         return bool(self._queue) and isinstance(self._queue[0], str)
-
-    @property
-    def unsounded(self) -> bool:
-        """Whether it was given text and nothing of it was heard: an emoji, punctuation."""
-        return self._given and not self.delivered
 
     def silence(self) -> list[m.ServerMessage]:
         """A segment without a word: `SILENCE_SECONDS` of nothing."""

@@ -69,6 +69,7 @@ class Metrics:
         self._distributions()
         self._speech()
         self._endings(shown)
+        self._files()
         self._gauges()
 
     def _latencies(self, surfaces: tuple[str, ...]) -> None:
@@ -180,12 +181,30 @@ class Metrics:
         self.key_characters = self._counter_of(
             "key_characters", "Characters of text taken with the key", "key"
         )
+
+    def _files(self) -> None:
+        """What is read again while serving."""
         self.reloads = self._counter(
             "reloads",
             f"Files read again while serving: {', '.join(_RELOADED)}",
             what=_RELOADED,
             outcome=("done", "failed"),
         )
+        self._reload_failed = Gauge(
+            "orpheus_reload_failed",
+            "1 while files that have changed cannot be read, and what was read before stays in use: "
+            + ", ".join(_RELOADED),
+            labelnames=("what",),
+            registry=self.registry,
+        )
+        for what in _RELOADED:
+            self._reload_failed.labels(what)
+        self.certificate_ends = Gauge(
+            "orpheus_certificate_expires_timestamp_seconds",
+            "Unix time from which clients refuse the certificate; NaN without one",
+            registry=self.registry,
+        )
+        self.certificate_ends.set(math.nan)
 
     def _gauges(self) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -222,6 +241,11 @@ class Metrics:
         gauge(
             "segments_stalled_over_1s", "Segments whose engine has said nothing for over 1 s"
         ).set_function(lambda: _older(self._generating, "heard_at"))
+
+    def reloaded(self, what: str, *, done: bool) -> None:
+        """Files have been read again, or could not be."""
+        self.reloads.labels(what, "done" if done else "failed").inc()
+        self._reload_failed.labels(what).set(not done)
 
     def set_capacity(self, streams: int, source: str) -> None:
         """Say how many streams there are, and how that is known."""

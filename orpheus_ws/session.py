@@ -14,6 +14,7 @@ from orpheus_ws import messages as m
 from orpheus_ws.context import Context, Event, FlushMark, Moved, State
 from orpheus_ws.errors import BadMessage, ContextLimit, OrpheusError, TextTooLong, UnknownVoice
 from orpheus_ws.pcm import check_format
+from orpheus_ws.surfaces import Silence
 
 REMEMBERED_CONTEXTS: Final = 1024
 """Ids of ended contexts kept, so that late messages for them are told from new ones."""
@@ -97,8 +98,8 @@ def _anybody(_context: Context) -> bool:
 class Session:
     """The contexts of one socket. `new_seed` draws a seed for a context that names none.
 
-    `allowance` is asked for every context and every text. Text that has no sound is `done` without any
-    audio, or, if `sounds`, after a moment of silence.
+    `allowance` is asked for every context and every text; `silence` says what a context is answered with
+    in which nothing can be heard.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Session:
         new_seed: Callable[[], int],
         moved: Moved = _unheard,
         allowance: Allowance | None = None,
-        sounds: bool = False,
+        silence: Silence = Silence.NEVER,
     ) -> None:
         self._voices = voices
         self._limits = limits
@@ -118,7 +119,7 @@ class Session:
         self._new_seed = new_seed
         self._moved = moved
         self._allowance = allowance or _Unlimited()
-        self._sounds = sounds
+        self._silence = silence
         self._defaults = m.Settings(voice=voices[0])
         self._live: OrderedDict[str, Context] = OrderedDict()
         self._ended: OrderedDict[str, bool] = OrderedDict()  # id → already warned
@@ -298,7 +299,7 @@ class Session:
             started = context.begin(now)
             return Speak(context, item, () if started is None else (started,))
         if context.ended:
-            silence = context.silence() if self._sounds and context.unsounded else []
+            silence = context.silence() if self._wants_silence(context) else []
             self._finish(context, Event.FINISH)
             return Say((*silence, context.done()))
         if context.state is State.SPEAKING:
@@ -317,6 +318,11 @@ class Session:
             deadlines.append(idle_at)
         return Wait(min(deadlines, default=None))
 
+    def _wants_silence(self, context: Context) -> bool:
+        if context.delivered or self._silence is Silence.NEVER:
+            return False
+        return context.has_text or self._silence is Silence.ALWAYS
+
     def fail(self, context: Context, error: OrpheusError) -> m.Error:
         """End a live context with an error."""
         context.trace.error = error.code
@@ -324,10 +330,11 @@ class Session:
         return error_message(error, context=context.id)
 
     def abandon(self) -> tuple[Context, ...]:
-        """The socket is gone: cancel what is live and return it."""
+        """The socket is gone: cancel what is live and return it. Nobody hears of anything after that."""
         abandoned = self.contexts
         for context in abandoned:
             self._finish(context, Event.CANCEL)
+        self._moved = _unheard  # whoever listens has this session
         return abandoned
 
     # Inside --------------------------------------------------------------------------------------

@@ -139,8 +139,7 @@ class _Segment:
         except OrpheusError:
             raise
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if _is_cancelled():
                 raise
             # Nobody cancelled us: it is the engine's own, and would end the speaker in silence.
             raise EngineFailed("the engine gave up this text; try again") from None
@@ -169,22 +168,22 @@ class _Segment:
 
         Its timer looks now and then when that was: moving a timer for every group costs more.
         """
-        loop = asyncio.get_running_loop()
-        scope = asyncio.timeout(None)
-
-        def look() -> None:
-            silence = clock() - (self._trace.heard_at or 0.0)
-            if silence >= self._stall_seconds:
-                scope.reschedule(loop.time())
-            else:
-                timers[0] = loop.call_later(self._stall_seconds - silence, look)
-
-        timers = [loop.call_later(self._stall_seconds, look)]
-        async with scope:
+        async with asyncio.timeout(None) as scope:
+            self._look_in(self._stall_seconds, scope)
             try:
                 yield
             finally:
-                timers[0].cancel()
+                self._looking.cancel()
+
+    def _look_in(self, seconds: float, scope: asyncio.Timeout) -> None:
+        self._looking = asyncio.get_running_loop().call_later(seconds, self._look, scope)
+
+    def _look(self, scope: asyncio.Timeout) -> None:
+        silence = clock() - (self._trace.heard_at or 0.0)
+        if silence >= self._stall_seconds:
+            scope.reschedule(asyncio.get_running_loop().time())
+        else:
+            self._look_in(self._stall_seconds - silence, scope)
 
     @property
     def _spent(self) -> bool:
@@ -219,6 +218,12 @@ class _Segment:
         trace.segment_wall_seconds = wall_seconds
         trace.audio_seconds += trace.segment_audio_seconds
         trace.wall_seconds += wall_seconds
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the running task. A caller that kept the task would refer to itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _LoopListener:

@@ -64,7 +64,8 @@ class Caller:
 
     async def answered(self) -> int:
         """Wait for the head of the response."""
-        event = await self._event()
+        while isinstance(event := await self._event(), h11.InformationalResponse):
+            pass
         assert isinstance(event, h11.Response), event
         self.status = event.status_code
         self.headers = {name.decode(): text.decode() for name, text in event.headers}
@@ -89,6 +90,10 @@ class Caller:
     async def json(self) -> Any:
         """The body, read."""
         return json.loads(await self.rest())
+
+    def end(self) -> None:
+        """Send no more, and go on listening."""
+        self.writer.write_eof()
 
     def leave(self) -> None:
         """Be gone at once."""

@@ -6,6 +6,7 @@ Rule: the fault is real, inside a server that serves real sockets; no metric is 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from websockets.asyncio.client import connect
@@ -14,6 +15,7 @@ from websockets.exceptions import InvalidStatus
 from orpheus_ws import client
 from orpheus_ws import messages as m
 from orpheus_ws.server import Server
+from tests.certificates import Authority
 from tests.harness import peer
 from tests.server_peers import SENTENCE
 from tests.test_server_slow import ENDLESS, SMALL_BUFFER, fall_silent
@@ -35,12 +37,18 @@ TIMED: Final = {
 """What a machine that is busy with other things may raise as well."""
 
 
+def _no_files(_folder: Path) -> tuple[str, ...]:
+    return ()
+
+
 class Ill(NamedTuple):
     """Settings that make a server ill, what its clients do, and what fires. They never stop."""
 
     settings: tuple[str, ...]
     drive: Callable[[Server], Awaitable[None]]
     alerts: frozenset[str]
+    files: Callable[[Path], tuple[str, ...]] = _no_files
+    """Writes what it needs into a folder, and returns settings that name it."""
 
 
 async def speak(started: Server, pause: float = PAUSE_SECONDS) -> None:
@@ -144,6 +152,22 @@ async def drain(started: Server) -> None:
     await asyncio.Event().wait()
 
 
+def short_lived(folder: Path) -> tuple[str, ...]:
+    """A certificate that nobody renews, and a file of keys."""
+    authority = Authority(folder)
+    authority.issue(days=5)
+    keys = folder / "keys.toml"
+    keys.write_text('[alice]\nkeys = ["secret"]\n', encoding="utf-8")
+    return (*authority.settings, f"auth.file={keys}")
+
+
+async def mistype(started: Server) -> None:
+    """Make a mistake in the file of keys, and go home."""
+    await asyncio.to_thread(Path(started.config.auth.file).write_text, "[alice\n")
+    started.reloading.ask()
+    await asyncio.Event().wait()
+
+
 def _all_but_first(fault: str) -> tuple[str, ...]:
     """A fault that spares the server's own test word."""
     requests = ",".join(map(str, range(1, 5000)))
@@ -202,6 +226,12 @@ ILLS: Final = {
     "guessed": Ill(HEALTHY, stay, frozenset({"OrpheusCapacityNotMeasured"})),
     "simulated": Ill((), stay, frozenset({"OrpheusEngineSimulated"})),
     "strangers": Ill(("auth.keys.alice=secret",), knock, frozenset({"OrpheusHandshakesRejected"})),
+    "neglected": Ill(
+        (),
+        mistype,
+        frozenset({"OrpheusReloadFailed", "OrpheusCertificateExpires", "OrpheusEngineSimulated"}),
+        short_lived,
+    ),
     "barge-in": Ill(
         ("engine.options.fault=never_stops",), interrupt, frozenset({"OrpheusOrphanedAudio"})
     ),

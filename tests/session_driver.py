@@ -18,6 +18,7 @@ from orpheus_ws.session import (
     Speak,
     Wait,
 )
+from orpheus_ws.surfaces import Silence
 
 RATE = 24_000
 CHUNK = 2400
@@ -31,7 +32,12 @@ class Driver:
     """Both sides of one socket's session. `sent` is what the peer has got, in order."""
 
     def __init__(
-        self, *, contexts: int = 4, text_chars: int = 400, chunks: int = 3, sounds: bool = False
+        self,
+        *,
+        contexts: int = 4,
+        text_chars: int = 400,
+        chunks: int = 3,
+        silence: Silence = Silence.NEVER,
     ) -> None:
         self.now = 100.0
         self.sent: list[m.ServerMessage] = []
@@ -55,7 +61,7 @@ class Driver:
             context_idle_seconds=IDLE_SECONDS,
             new_seed=lambda: next(seeds),
             moved=lambda context, old, new: self.moves.append((context, old, new)),
-            sounds=sounds,
+            silence=silence,
         )
 
     def receive(self, *messages: m.ClientMessage) -> list[m.ServerMessage]:

@@ -251,12 +251,6 @@ def test_usage() -> None:
     assert json.loads(last.removeprefix(b"data: ")) == {"type": "speech.audio.done", "usage": usage}
 
 
-def test_an_answer_without_audio() -> None:
-    """A WAV has its header all the same, and nothing else."""
-    assert b"".join(openai(response_format="wav").send(done())) == STREAMED_WAV_HEADER
-    assert b"".join(openai(response_format="pcm").send(done())) == b""
-
-
 @pytest.mark.parametrize(
     ("status", "kind"), [(400, "invalid_request_error"), (503, "server_error")]
 )

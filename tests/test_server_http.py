@@ -18,10 +18,12 @@ from orpheus_ws.surfaces import HTTP_LEAD_MS
 from tests.harness import pcm, peer, turns_until
 from tests.http_peers import (
     LONG,
+    PATHS,
     SHORT,
     SPEECH,
     CutOff,
     ask,
+    body,
     calling,
     every_surface,
     http_server,
@@ -72,11 +74,22 @@ async def test_one_request_after_the_other(surface: str) -> None:
 
 
 @every_surface
-async def test_a_text_without_words(surface: str) -> None:
+@pytest.mark.parametrize("text", [" … 🙂", " ", "\n\t\u3000", "\u200b", "\x00"])
+async def test_a_text_without_words(surface: str, text: str) -> None:
     """It is a little silence: clients take a response without audio for a failure."""
     async with one_call() as (_, caller):
-        assert await ask(caller, surface, " … 🙂") == 200
+        assert await ask(caller, surface, text) == 200
         assert await caller.rest() == bytes(4800)
+
+
+@pytest.mark.parametrize("form", ["wav", "sse"])
+async def test_white_space_in_other_forms(form: str) -> None:
+    """Also a WAV, and events, have audio in them."""
+    asked = {"stream_format": "sse"} if form == "sse" else {"response_format": form}
+    async with one_call() as (_, caller):
+        assert await caller.post(SPEECH, speech(" ", **asked)) == 200
+        answer = await caller.rest()
+        assert (base64.b64encode(bytes(4800)) if form == "sse" else bytes(4800)) in answer
 
 
 async def test_wav() -> None:
@@ -218,6 +231,57 @@ async def test_leaving_before_any_audio(surface: str) -> None:
             await asking
         await turns_until(lambda: started.admission.active == 0)
         await turns_until(lambda: started.engine.statistics().active == 0)
+
+
+@pytest.mark.parametrize("heard", [False, True])
+@every_surface
+async def test_who_sends_no_more_hears_all(surface: str, heard: bool) -> None:
+    """The end of what a client sends is not the end of what it gets; after that the connection ends."""
+    text = f"{SENTENCE} {SENTENCE}"
+    async with one_call() as (_, whole):
+        assert await ask(whole, surface, text) == 200
+        expected = len(await whole.rest())
+    async with one_call("engine.capacity=1", STEPPED) as (started, caller):
+        asking = asyncio.create_task(ask(caller, surface, text))
+        await turns_until(lambda: started.admission.active == 1)
+        if not heard:
+            caller.end()
+        assert await asking == 200
+        length = len(await caller.hear())
+        if heard:
+            caller.end()
+        assert length + len(await caller.rest()) == expected
+        assert await caller.reader.read() == b""
+        assert started.admission.active == 0
+
+
+async def test_pages_for_who_sends_no_more() -> None:
+    """Whatever was asked for is answered, also requests that came together."""
+    get = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+    async with one_call() as (_, caller):
+        caller.writer.write(get * 3)
+        caller.end()
+        assert (await caller.reader.read()).count(b'"data":[') == 3
+
+
+@every_surface
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_who_has_quite_gone(surface: str, version: str) -> None:
+    """He looks like somebody who listens, and does not keep his place though nothing is ever said to him."""
+    asked = json.dumps(body(surface, SHORT)).encode()
+    head = (
+        f"POST {PATHS[surface]} HTTP/{version}\r\nHost: a\r\nContent-Length: {len(asked)}\r\n\r\n"
+    )
+    endless = ("engine.options.fault=never_stops", "engine.capacity=1", "server.oversubscription=2")
+    async with one_call(*endless) as (started, speaking), calling(started) as caller:
+        assert await ask(speaking, surface, LONG) == 200
+        caller.writer.write(head.encode() + asked)
+        await turns_until(lambda: started.turns.waiting == 1)
+        caller.writer.close()
+        await turns_until(lambda: started.turns.waiting == 0)
+        await turns_until(lambda: started.admission.active == 1)
+        ends = {"outcome": "disconnected", "surface": surface}
+        assert await metric(started, "orpheus_contexts_total", **ends) == 1
 
 
 @every_surface

@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import datetime
 import json
 import logging
+import math
 import os
 import socket
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -286,3 +289,73 @@ async def test_draining(authority: Authority) -> None:
         assert await draining == 0
         status, _ = await http(started, "/metrics", port=started.address.metrics_port)
         assert status == 200
+
+
+async def reread(started: Server, outcome: str) -> None:
+    """Have the server read its certificate again, and wait for what comes of it."""
+    counted = started.metrics.reloads.labels("certificate", outcome)._value
+    before = counted.get()
+    started.reloading.ask()
+    await turns_until(lambda: counted.get() > before)
+
+
+@pytest.mark.parametrize("days", [90, 5, -1])
+async def test_its_end_is_told(authority: Authority, days: float) -> None:
+    """The metric has the end of the certificate that is shown, also of one that is over."""
+    authority.issue()
+    async with server(*authority.settings) as started:
+        authority.issue(days=days)
+        await reread(started, "done")
+        end = await metric(started, "orpheus_certificate_expires_timestamp_seconds")
+        assert end - time.time() == pytest.approx(days * 86_400, abs=600)
+
+
+async def test_its_end_without_one() -> None:
+    """Without TLS no alert can take the metric for an end."""
+    async with server() as started:
+        assert math.isnan(await metric(started, "orpheus_certificate_expires_timestamp_seconds"))
+
+
+async def test_a_failure_ends(authority: Authority) -> None:
+    """What could not be read shows until it can be, of its own kind alone."""
+    async with server(*authority.settings) as started:
+        key, shown = authority.key.read_bytes(), []
+        for content, outcome in ((b"", "failed"), (key, "done")):
+            authority.put(authority.key, content)
+            await reread(started, outcome)
+            shown += [
+                await metric(started, "orpheus_reload_failed", what=what)
+                for what in ("keys", "certificate")
+            ]
+        assert shown == [0, 1, 0, 0]
+
+
+async def test_a_certificate_for_no_server(authority: Authority) -> None:
+    """One that no client would take is like one that cannot be read."""
+    old = authority.issue()
+    async with server(*authority.settings) as started:
+        authority.put(authority.certificate, for_clients(authority.key.read_bytes()))
+        await reread(started, "failed")
+        assert await served_serial(started, authority) == old
+
+
+def for_clients(key: bytes) -> bytes:
+    """A certificate of this private key for clients, signed by itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    private = load_pem_private_key(key, None)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    made = x509.CertificateBuilder(
+        issuer_name=name,
+        subject_name=name,
+        public_key=private.public_key(),  # type: ignore[arg-type]
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now,
+        not_valid_after=now + datetime.timedelta(days=90),
+    ).add_extension(usage, critical=True)
+    return made.sign(private, hashes.SHA256()).public_bytes(Encoding.PEM)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from orpheus_ws.session import (
     Wait,
     error_message,
 )
+from orpheus_ws.surfaces import Silence
 from tests.session_driver import CHUNK, Driver, codes, only, say, segments, warned
 
 # Endings ------------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def test_open_again(how: str) -> None:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_text_without_sound(encoding: str, rate: int) -> None:
     """Where a turn must sound, it is 100 ms of nothing in the format of its context."""
-    driver = Driver(sounds=True)
+    driver = Driver(silence=Silence.OF_TEXT)
     opened = m.Open(context="a", encoding=encoding, sample_rate=rate, words=True)
     driver.receive(opened, *say("a", "… 🙂"))
     driver.run()
@@ -94,16 +95,25 @@ def test_text_without_sound(encoding: str, rate: int) -> None:
 @pytest.mark.parametrize("text", ["", " \n", "Hello there."])
 def test_nothing_is_silent_that_needs_not(text: str) -> None:
     """No text at all has no sound anywhere, and words have their own."""
-    plain, sounding = Driver(), Driver(sounds=True)
+    plain, sounding = Driver(), Driver(silence=Silence.OF_TEXT)
     for driver in (plain, sounding):
         driver.receive(*say("a", text))
         driver.run()
     assert sounding.transcript() == plain.transcript()
 
 
+@pytest.mark.parametrize("text", ["", " \n", "… 🙂"])
+def test_a_turn_that_always_sounds(text: str) -> None:
+    """Where every turn must sound, one without any text does, too."""
+    driver = Driver(silence=Silence.ALWAYS)
+    driver.receive(*say("a", text))
+    driver.run()
+    assert driver.transcript() == ["segment a", "audio a", "done a"]
+
+
 def test_silence_for_somebody_who_has_left() -> None:
     """What was cancelled before it was its turn is not answered with silence."""
-    driver = Driver(sounds=True)
+    driver = Driver(silence=Silence.OF_TEXT)
     driver.receive(*say("a", "🙂"), m.Cancel(context="a"))
     driver.run()
     assert driver.transcript() == ["cancelled a"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from orpheus_ws import messages as m
 from orpheus_ws.errors import BadMessage, EngineFailed
-from orpheus_ws.surfaces import HangUp, surfaces
+from orpheus_ws.surfaces import HangUp, Silence, surfaces
 from tests.session_driver import Driver
 from tests.surface_grammars import GRAMMARS, SECRET
 from tests.translators import translator
@@ -97,7 +97,7 @@ class Talk:
     """A translator, a session and a speaker, and the grammar that watches them."""
 
     def __init__(self, name: str) -> None:
-        self.driver = Driver(contexts=3, text_chars=400, chunks=2, sounds=True)
+        self.driver = Driver(contexts=3, text_chars=400, chunks=2, silence=Silence.OF_TEXT)
         self.over = False
         """The client can say nothing more."""
         self._hung_up = False

@@ -218,6 +218,22 @@ CAPACITY: Final = (
         ),
     ),
     Panel(
+        "Files that cannot be read",
+        "short",
+        "Replicas whose keys or certificate have changed and cannot be used as they are now. Good is 0; until "
+        "then what was read before stays in use.",
+        (Query("sum by (what) (orpheus_reload_failed{SELECTED})", "{{what}}"),),
+        ("OrpheusReloadFailed",),
+    ),
+    Panel(
+        "Certificate",
+        "s",
+        "How long clients still take each certificate. Good is more than 14 days, or what is left at most "
+        "when yours is renewed; a replica that falls behind the others has not read its new one.",
+        (Query("orpheus_certificate_expires_timestamp_seconds{SELECTED} - time()"),),
+        ("OrpheusCertificateExpires",),
+    ),
+    Panel(
         "Draining",
         "s",
         "How long a replica has been draining, and how long it may. Good is 0, or a line that ends below "

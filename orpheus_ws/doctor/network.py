@@ -71,14 +71,15 @@ def certificate(config: ServerConfig) -> Check:
     try:
         if not tls.is_on(config):
             return Check(name, Status.ABSENT, "no TLS")
-        end = tls.expires(config)
+        begin, end = tls.validity(tls.read_context(config))
     except StartupError as error:
         return Check(name, Status.PROBLEM, "cannot be used", str(error))
     advice = "put another there in time; it is read without a restart"
-    if end is None:
+    now = datetime.datetime.now(datetime.UTC)
+    if not begin <= now < end:
         return Check(name, Status.WARNING, "not valid now: clients refuse it", advice)
     found = f"valid until {end:%Y-%m-%d %H:%M} UTC"
-    if end - datetime.datetime.now(datetime.UTC) < EXPIRY_NOTICE:
+    if end - now < EXPIRY_NOTICE:
         return Check(name, Status.WARNING, found, advice)
     return Check(name, Status.OK, found)
 

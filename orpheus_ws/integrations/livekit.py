@@ -9,6 +9,7 @@ decide, so nothing is tried twice here.
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
@@ -47,7 +48,8 @@ class TTS(tts.TTS):
     """Speaks what LiveKit's pipeline writes. One for each session: it keeps one socket warm.
 
     `sample_rate` is 8000, 16000, 24000 or 48000. With `word_timestamps` a session with
-    `use_tts_aligned_transcript` shows words when they are heard; the times are estimates.
+    `use_tts_aligned_transcript` shows words when they are heard; the times are estimates. `ssl_context`
+    says whose certificates are trusted at a `wss://` address; without it the system's are.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class TTS(tts.TTS):
         sampling: Sampling | None = None,
         segment: Segmentation | None = None,
         word_timestamps: bool = True,
+        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(
             capabilities=tts.TTSCapabilities(streaming=True, aligned_transcript=word_timestamps),
@@ -68,6 +71,7 @@ class TTS(tts.TTS):
         )
         self._url = url
         self._api_key = api_key
+        self._ssl_context = ssl_context
         self._voice = voice
         self._sampling = sampling
         self._segment = segment
@@ -170,7 +174,9 @@ class TTS(tts.TTS):
         }
 
     def _new_client(self) -> Client:
-        client = make_client(self._url, api_key=self._api_key, patience=0)
+        client = make_client(
+            self._url, api_key=self._api_key, patience=0, ssl_context=self._ssl_context
+        )
         self._clients.add(client)
         return client
 

@@ -9,6 +9,7 @@ order and so does the server.
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -62,7 +63,8 @@ class OrpheusTTSService(TTSService):
 
     The sample rate is the pipeline's `audio_out_sample_rate`, or `sample_rate`: 8000 (a telephone
     line, which then needs no resampling), 16000, 24000 or 48000. `patience` is how many seconds a
-    turn may wait for a server that is full or restarts. Other arguments are `TTSService`'s.
+    turn may wait for a server that is full or restarts. `ssl_context` says whose certificates are trusted
+    at a `wss://` address; without it the system's are. Other arguments are `TTSService`'s.
 
     The event `on_speech_interrupted(service, spoken, remaining)` tells what was heard of an
     interrupted context.
@@ -79,6 +81,7 @@ class OrpheusTTSService(TTSService):
         sampling: Sampling | None = None,
         segment: Segmentation | None = None,
         patience: float = PATIENCE_SECONDS,
+        ssl_context: ssl.SSLContext | None = None,
         settings: OrpheusTTSSettings | None = None,
         **options: Any,
     ) -> None:
@@ -97,7 +100,7 @@ class OrpheusTTSService(TTSService):
             **options,
         )
         self._register_event_handler("on_speech_interrupted")
-        self._client = make_client(url, api_key=api_key, patience=patience)
+        self._client = make_client(url, api_key=api_key, patience=patience, ssl_context=ssl_context)
         self._sampling = sampling
         self._segment = segment or (None if self._is_streaming_tokens else AT_ONCE)
         self._connecting: asyncio.Task[None] | None = None

@@ -61,7 +61,7 @@ async def running(config: Config) -> AsyncIterator[Server]:
     seen = await asyncio.to_thread(look, config)
     keys = await asyncio.to_thread(read_keys, config.auth)
     asked_tls = tls.is_on(config.server)
-    context = await asyncio.to_thread(tls.read_context, config.server) if asked_tls else None
+    certificate = await asyncio.to_thread(tls.read, config.server) if asked_tls else None
     await try_ports(config.server)
     if advice := weights_advice(config.codec, config.engine.name):
         _log.warning(advice)
@@ -74,7 +74,7 @@ async def running(config: Config) -> AsyncIterator[Server]:
         tracer = await open_tracer(config.tracing)
         stack.push_async_callback(tracer.close)
         parts = await open_parts(config, metrics, stack)
-        server = Server(config, parts, metrics, tracer, routes, keys, context)
+        server = Server(config, parts, metrics, tracer, routes, keys, certificate)
         await stack.enter_async_context(_beside(server.watch()))
         await stack.enter_async_context(_beside(server.reloading.watch(seen)))
         await stack.enter_async_context(beating(metrics))
@@ -87,7 +87,7 @@ async def running(config: Config) -> AsyncIterator[Server]:
         port = await _listen(server, stack)
         http_port = await _listen_http(server, stack)
         server.address = Address(
-            config.server.host, port, metrics_port, http_port, tls=context is not None
+            config.server.host, port, metrics_port, http_port, tls=certificate is not None
         )
         yield server
 

@@ -84,7 +84,9 @@ class Connection:
             await self._send(ready)
             async with asyncio.TaskGroup() as tasks:
                 speaker = tasks.create_task(self._speak())
-                await self._read()
+                # Not through the group, whose exception would refer to itself until the collector comes.
+                with contextlib.suppress(PeerGone):
+                    await self._read()
                 speaker.cancel()
         except* PeerGone:
             pass
@@ -97,6 +99,7 @@ class Connection:
         finally:
             self._gone = True
             self._session.abandon()
+            self._voice = None  # it refers to this
             self._metrics.orphaned_seconds.inc(self._delivery.lose())
 
     @property
@@ -131,11 +134,13 @@ class Connection:
 
     async def _read(self) -> None:
         while True:
-            refused: BadMessage | None = None
+            # Not the error itself, or it would refer to itself until the collector comes.
+            farewell: tuple[int, str] | None = None
             try:
                 messages = await self.peer.receive()
             except BadMessage as error:
-                refused = error
+                if error.close_code is not None:
+                    farewell = error.close_code, error.code
                 replies = self._session.refuse(error)
             else:
                 now = clock()
@@ -145,10 +150,8 @@ class Connection:
             self._active_at = clock()
             self._interrupt_ended()
             await self._send_all(replies)
-            if refused is not None and refused.close_code is not None:
-                await asyncio.gather(
-                    self.peer.close(refused.close_code, refused.code), self._ignore_the_rest()
-                )
+            if farewell is not None:
+                await asyncio.gather(self.peer.close(*farewell), self._ignore_the_rest())
                 return
             self._news.set()
             # Queued frames are read without waiting: a flood must not keep the others from theirs.
@@ -175,8 +178,10 @@ class Connection:
 
     async def _speak(self) -> None:
         try:
-            while await self._act():
-                pass
+            # A peer that is gone is seen by the reader as well.
+            with contextlib.suppress(PeerGone):
+                while await self._act():
+                    pass
         finally:
             self._turn.give_up()
 

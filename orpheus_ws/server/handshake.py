@@ -156,6 +156,9 @@ class AdmittedConnection(ServerConnection):
             if self.admission is not None:
                 self.admission.release(self)
             super().connection_lost(exc)
+            for error in (exc, self.protocol.parser_exc, self.protocol.handshake_exc):
+                if error is not None:
+                    error.__traceback__ = None
         # What refers to itself waits for the collector, which would stop everybody for 100 ms once a
         # storm has left enough of it.
         self.protocol.select_subprotocol = _no_subprotocol  # type: ignore[assignment, method-assign]

@@ -5,6 +5,8 @@ sends is taken a little at a time, and it has to come to the end of what it send
 """
 
 import asyncio
+import socket
+import sys
 from typing import Final, cast
 
 import h11
@@ -19,6 +21,11 @@ from orpheus_ws.server.porch import Porch, Visitor
 from orpheus_ws.server.tcp import tune
 
 WRITE_BUFFER_BYTES: Final = 32_768
+LOOK_SECONDS: Final = 0.1
+"""How often it is looked whether somebody who has ended his requests still listens."""
+
+_RESET: Final = 7
+"""TCP_CLOSE, the first byte of Linux's `tcp_info`."""
 
 
 class Protocol(H11Protocol):
@@ -47,6 +54,8 @@ class Protocol(H11Protocol):
         self.closed: asyncio.Future[None] = self.loop.create_future()
         self._head_seconds = head_seconds
         self._deadline: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        """There while the client has said that it sends no more, and is owed something."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
@@ -83,9 +92,55 @@ class Protocol(H11Protocol):
         """Called at the end of a response: a part of the next request may be here already."""
         super().on_response_complete()
         self._expect(more=self._owed)
+        if self._looking is not None and not self._answering:
+            self._looking.cancel()
+            self._look()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Called by the event loop when the client sends no more; true: it may still listen.
+
+        Somebody who has gone looks the same until something is written to him: his system answers that
+        with a reset. So an answer that has not begun is preceded by an interim response, which HTTP/1.1
+        has for every purpose. Over TLS the event loop knows no half of a connection, and HTTP/1.0 has no
+        interim responses: there the client counts as gone.
+        """
+        if self._inflow is None or self.scheme == "https" or not hasattr(socket, "TCP_INFO"):
+            return None
+        if not self._answering and not self._inflow.holds:
+            return None
+        if self.conn.our_state is h11.SEND_RESPONSE:
+            if self.conn.their_http_version == b"1.0":
+                return None
+            interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
+            self.transport.write(self.conn.send(interim))
+        self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
+        return True
+
+    def _look(self) -> None:
+        """Whether somebody who sends no more is there, and is owed something."""
+        assert self._inflow is not None
+        if self.transport.is_closing():
+            return
+        connected = self.transport.get_extra_info("socket")
+        if connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _RESET:
+            self.transport.abort()
+        elif self._answering or self._inflow.holds:
+            self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
+        else:
+            self.transport.close()
+
+    @property
+    def _answering(self) -> bool:
+        """Whether a request that is all there has not been answered to its end."""
+        whole = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE)
+        return whole and self.cycle is not None and not self.cycle.response_complete
 
     def send_400_response(self, msg: str) -> None:
         """Called for bytes that are no HTTP: in the rest of a body that was answered, too late for 400."""
+        error = sys.exception()
+        if error is not None:
+            # h11's refers to itself, and so would wait for the collector.
+            error.__traceback__ = None
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
@@ -100,6 +155,8 @@ class Protocol(H11Protocol):
             return
         self._inflow.stop()
         self._expect(more=False)
+        if self._looking is not None:
+            self._looking.cancel()
         super().connection_lost(exc)
         self.closed.set_result(None)
 

@@ -60,6 +60,11 @@ class Inflow:
         elif self._next is None and not self._full:
             self._pour()
 
+    @property
+    def holds(self) -> bool:
+        """Whether something has arrived that is still to be worked for."""
+        return bool(self._held)
+
     def pause_reading(self) -> None:
         """The taker has enough for now."""
         self._full = True

@@ -8,7 +8,6 @@ two seconds, away from the event loop: a handshake waits for no disk.
 import asyncio
 import contextlib
 import logging
-import ssl
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -41,7 +40,7 @@ class Source(NamedTuple):
 def sources(
     config: Config,
     rekey: Callable[[KeyRing], None],
-    certify: Callable[[ssl.SSLContext], None] | None,
+    certify: Callable[[tls.Certificate], None] | None,
 ) -> list[Source]:
     """All there are in a configuration; `certify` is None where nothing speaks TLS."""
     found = []
@@ -50,7 +49,7 @@ def sources(
         found.append(Source("keys", [file], lambda: read_keys(config.auth), rekey))
     if certify is not None:
         files = tls.files(config.server)
-        found.append(Source("certificate", files, lambda: tls.read_context(config.server), certify))
+        found.append(Source("certificate", files, lambda: tls.read(config.server), certify))
     return found
 
 
@@ -86,12 +85,12 @@ class Reloading:
         try:
             source.use(await asyncio.to_thread(source.read))
         except Exception as error:  # noqa: BLE001 - whatever it was, this goes on looking
-            self._metrics.reloads.labels(source.name, "failed").inc()
+            self._metrics.reloaded(source.name, done=False)
             why = str(error) if isinstance(error, StartupError) else type(error).__name__
             told = {"what": source.name, "error": why}
             _log.error("not read again; what was read before stays in use", extra=told)
         else:
-            self._metrics.reloads.labels(source.name, "done").inc()
+            self._metrics.reloaded(source.name, done=True)
             _log.info("read again", extra={"what": source.name})
 
 

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import random
 import secrets
-import ssl
 from collections.abc import Callable
 from typing import Final
 
@@ -36,10 +35,11 @@ from orpheus_ws.server.ports import Address
 from orpheus_ws.server.quotas import Quotas
 from orpheus_ws.server.reload import Reloading, sources
 from orpheus_ws.server.tcp import tune
+from orpheus_ws.server.tls import Certificate
 from orpheus_ws.server.turns import Turns
 from orpheus_ws.server.websocket import WebSocketPeer, close_code
 from orpheus_ws.session import Allowance, Session
-from orpheus_ws.surfaces import Routes
+from orpheus_ws.surfaces import Routes, Silence
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.trace import clock
 from orpheus_ws.tracing import Tracer
@@ -65,7 +65,7 @@ class Server:
         tracer: Tracer,
         routes: Routes,
         keys: KeyRing,
-        context: ssl.SSLContext | None,
+        certificate: Certificate | None,
     ) -> None:
         self.config = config
         self.routes = routes
@@ -81,7 +81,7 @@ class Server:
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
         self.entrance, self.door = self._way_in(keys)
-        self.porch = None if context is None else Porch(context, config.server, self.entrance)
+        self.porch: Porch | None = None
         """Of the ports of sockets and of HTTP, where they speak TLS."""
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
         self.quotas = Quotas(
@@ -89,7 +89,10 @@ class Server:
             lambda name, limit: metrics.key_limited.labels(name, limit).inc(),
             lambda name, chars: metrics.key_characters.labels(name).inc(chars),
         )
-        certify = None if self.porch is None else self.porch.certify
+        if certificate is not None:
+            self.porch = Porch(certificate.context, config.server, self.entrance)
+            metrics.certificate_ends.set(certificate.ends.timestamp())
+        certify = None if self.porch is None else self.certify
         self.reloading = Reloading(sources(config, self.rekey, certify), metrics)
         self._connections: set[Connection] = set()
         self._sockets: dict[Connection, Key] = {}
@@ -153,7 +156,7 @@ class Server:
             peer,
             socket.key,
             traceparent(socket.request.headers),
-            sounds=socket.surface.sounds,
+            silence=socket.surface.silence,
         )
         socket.serving = connection
         self._sockets[connection] = socket.key
@@ -172,16 +175,16 @@ class Server:
         key: Key,
         traceparent: str | None = None,
         *,
-        sounds: bool = True,
+        silence: Silence = Silence.ALWAYS,
     ) -> Connection:
         """A conversation with somebody who has a slot and this key.
 
-        `traceparent` is what came with the request, in whatever form; `sounds` as in `Surface`.
+        `traceparent` is what came with the request, in whatever form; `silence` as in `Surface`.
         """
         allowance = self.quotas.of(key.tenant)
         return Connection(
             peer,
-            open_session=lambda moved: self._open_session(moved, allowance, sounds=sounds),
+            open_session=lambda moved: self._open_session(moved, allowance, silence=silence),
             synthesis=self.synthesis,
             turns=self.turns,
             health=self.health,
@@ -215,6 +218,12 @@ class Server:
         for connection, key in self._sockets.items():
             if key not in keys:
                 connection.leave(*_REMOVED)
+
+    def certify(self, certificate: Certificate) -> None:
+        """Handshakes that begin from now on are with this certificate."""
+        assert self.porch is not None
+        self.porch.certify(certificate.context)
+        self.metrics.certificate_ends.set(certificate.ends.timestamp())
 
     async def drain(self, uniform: Callable[[float, float], float] = random.uniform) -> int:
         """Admit nobody and wait until the open sockets are done, at most `drain_seconds`.
@@ -264,7 +273,7 @@ class Server:
         finally:
             self._dead.set()
 
-    def _open_session(self, moved: Moved, allowance: Allowance, *, sounds: bool) -> Session:
+    def _open_session(self, moved: Moved, allowance: Allowance, *, silence: Silence) -> Session:
         return Session(
             voices=self.engine.voices,
             limits=self._limits,
@@ -272,7 +281,7 @@ class Server:
             new_seed=lambda: secrets.randbelow(2**31),
             moved=moved,
             allowance=allowance,
-            sounds=sounds,
+            silence=silence,
         )
 
     @property

@@ -4,18 +4,32 @@ Rule: a context is made once and never changed. A new certificate is a new conte
 handshake is, so what is in use always works; sockets that are open notice nothing.
 """
 
+import contextlib
 import datetime
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from orpheus_ws.config import ServerConfig
 from orpheus_ws.errors import StartupError, unreadable
 
-EXPIRED: Final = 10
-NOT_YET_VALID: Final = 9
-"""X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_CERT_NOT_YET_VALID."""
+_NO_CHECK_TIME: Final = 0x200000
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python has no name for."""
+
+
+class Validity(NamedTuple):
+    """Of a certificate."""
+
+    begins: datetime.datetime
+    ends: datetime.datetime
+
+
+class Certificate(NamedTuple):
+    """What handshakes are made with, and until when clients take it."""
+
+    context: ssl.SSLContext
+    ends: datetime.datetime
 
 
 def is_on(config: ServerConfig) -> bool:
@@ -28,6 +42,12 @@ def is_on(config: ServerConfig) -> bool:
 def files(config: ServerConfig) -> tuple[Path, Path]:
     """Certificate and key."""
     return Path(config.tls_certificate), Path(config.tls_key)
+
+
+def read(config: ServerConfig) -> Certificate:
+    """The certificate as it is now. Blocks. Raises `StartupError`."""
+    context = read_context(config)
+    return Certificate(context, validity(context).ends)
 
 
 def read_context(config: ServerConfig) -> ssl.SSLContext:
@@ -58,36 +78,44 @@ def _load(context: ssl.SSLContext, config: ServerConfig) -> None:
         ) from error
 
 
-def expires(config: ServerConfig) -> datetime.datetime | None:
-    """When clients will refuse the certificate; None if they do already. Raises `StartupError`.
+def validity(context: ssl.SSLContext) -> Validity:
+    """From when to when clients take the certificate of a context. Raises `StartupError` if none would.
 
-    Found out as a client finds it out, by a handshake, in memory.
+    Found out as a client finds it out, by handshakes, in memory: of files that may have changed since it
+    says nothing.
     """
-    serving = read_context(config)
     asking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     asking.check_hostname = False
+    asking.verify_mode = ssl.CERT_NONE
+    shown = _handshake(context, asking).getpeercert(binary_form=True)
+    assert shown
     # Whether its authority is known is for clients to say; here the certificate vouches for itself.
-    asking.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    asking.load_verify_locations(config.tls_certificate)
+    asking.load_verify_locations(cadata=shown)
+    asking.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    asking.verify_mode = ssl.CERT_REQUIRED
+    try:
+        found = _handshake(context, asking).getpeercert()
+    except ssl.SSLError as error:
+        raise StartupError(
+            "no client would take what is in server.tls_certificate: make it a certificate for a server"
+        ) from error
+    assert found
+    return Validity(_time(found["notBefore"]), _time(found["notAfter"]))
+
+
+def _handshake(serving: ssl.SSLContext, asking: ssl.SSLContext) -> ssl.SSLObject:
+    """The client's end of a handshake that is over."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = asking.wrap_bio(to_client, to_server, server_side=False)
     server = serving.wrap_bio(to_server, to_client, server_side=True)
-    try:
-        for end in _alternating(client, server):
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-    except ssl.SSLCertVerificationError as error:
-        if error.verify_code in (EXPIRED, NOT_YET_VALID):
-            return None
-        raise StartupError(
-            f"no client would take {config.tls_certificate}: make it a certificate for a server"
-        ) from error
-    found = client.getpeercert()
-    assert found
-    seconds = ssl.cert_time_to_seconds(str(found["notAfter"]))
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    for end in _alternating(client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    return client
+
+
+def _time(told: object) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(ssl.cert_time_to_seconds(str(told)), datetime.UTC)
 
 
 def _alternating(*ends: ssl.SSLObject) -> Iterator[ssl.SSLObject]:

@@ -16,6 +16,7 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum, auto
 from types import ModuleType
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
@@ -26,6 +27,20 @@ PCM_TYPE: Final = "audio/pcm"
 HTTP_LEAD_MS: Final = 10_000
 """How far a response runs ahead of its listener: the most that the native protocol has. A sentence comes
 as fast as it is spoken; of a book that is left, little was for nobody."""
+
+
+class Silence(Enum):
+    """What a turn is answered with in which nothing can be heard.
+
+    Clients of others take a turn without audio for a failure, and repeat it.
+    """
+
+    NEVER = auto()
+    """Nothing: it is `done`."""
+    OF_TEXT = auto()
+    """A moment of silence, if there was text. White space alone is none: it is how clients end a turn."""
+    ALWAYS = auto()
+    """A moment of silence."""
 
 
 class HangUp(NamedTuple):
@@ -91,9 +106,7 @@ class Surface(NamedTuple):
     refusal: Callable[[int, str, str], bytes] = our_refusal
     """The JSON body of a refusal before the upgrade: from its HTTP status, our word for the reason
     and what to do."""
-    sounds: bool = True
-    """Text that has no sound is answered with a moment of silence: clients of others take a turn
-    without audio for a failure, and repeat it."""
+    silence: Silence = Silence.OF_TEXT
 
 
 class Reply(Protocol):
@@ -118,7 +131,10 @@ class Reply(Protocol):
 
 
 class HttpSurface(NamedTuple):
-    """A protocol in which a POST is answered with speech, and where that is."""
+    """A protocol in which a POST is answered with speech, and where that is.
+
+    A request is always a turn, so `Silence` is always the answer where nothing can be heard.
+    """
 
     name: str
     """As the label `surface` of metrics has it."""

@@ -6,7 +6,7 @@ Rule: its messages are ours, so a translator only knows which wire is spoken.
 from typing import Final
 
 from orpheus_ws.messages import ClientMessage, ServerMessage
-from orpheus_ws.surfaces import Opening, Surface
+from orpheus_ws.surfaces import Opening, Silence, Surface
 from orpheus_ws.wire import Wire, wires
 
 PATH: Final = "/v1/tts"
@@ -36,4 +36,6 @@ def _open(opening: Opening) -> _Native:
     return _Native(_WIRES[opening.subprotocol or DEFAULT_SUBPROTOCOL])
 
 
-SURFACES: Final = (Surface("native", (PATH,), _open, subprotocols=tuple(_WIRES), sounds=False),)
+SURFACES: Final = (
+    Surface("native", (PATH,), _open, subprotocols=tuple(_WIRES), silence=Silence.NEVER),
+)

@@ -109,8 +109,7 @@ class _Speech:
             case m.Audio():
                 return self._audio(message.pcm)
             case m.Done():
-                nothing = [] if self._begun else self._audio(b"")
-                return [*nothing, *self._done(message)]
+                return self._done(message)
             case m.Error() if self._form.events:
                 error = _error(500, message.code, message.message)
                 return [_event("speech.audio.error", error=error)]

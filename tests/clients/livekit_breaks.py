@@ -79,6 +79,22 @@ async def closed_in_the_middle(url: str) -> str | None:
     return end
 
 
+async def fails_in_the_middle(tts: TTS) -> tuple[str | None, bool]:
+    """A turn whose writer raises once something is heard: what comes of it, and is its socket kept."""
+
+    async def fail() -> None:
+        async with tts.stream(conn_options=ONCE) as stream:
+            stream.push_text(TEXT)
+            await anext(aiter(stream))
+            raise LookupError
+
+    try:
+        await fail()
+    except LookupError as error:
+        return type(error).__name__, len(tts._clients) == 1 and tts._idle is not None
+    return None, False
+
+
 async def warmed(url: str) -> tuple[int, float]:
     """Sockets after many prewarms at once, and a turn after that."""
     tts = TTS(url)
@@ -95,6 +111,7 @@ async def watch(url: str, full: str) -> dict[str, Any]:
     first, second = TTS(url), TTS(url)
     seen: dict[str, Any] = {"usual": await spoken(first)}
     seen["cancelled"] = await cancelled_everywhere(first)
+    seen["failing"] = await fails_in_the_middle(first)
     seen["after"] = await spoken(first)
     seen["both"] = await asyncio.gather(spoken(first), spoken(second), spoken(second))
     seen["closed"] = await closed_in_the_middle(url)

@@ -2,11 +2,12 @@
 
 Rule: it does things and says what it saw; `tests/slow/test_plugins.py` knows what is right.
 
-    python -m tests.clients.livekit_rules URL URL_OF_ONE_WHOSE_ENGINE_STALLS
+    python -m tests.clients.livekit_rules URL URL_OF_ONE_WHOSE_ENGINE_STALLS URL_OVER_TLS ITS_AUTHORITY
 """
 
 import asyncio
 import json
+import ssl
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -74,7 +75,16 @@ class Watched:
         }
 
 
-async def watch(url: str, stalling: str) -> dict[str, Any]:
+async def secure(url: str, authority: str) -> dict[str, Any]:
+    """A turn over TLS by who knows the authority, and by who does not."""
+    knowing = Watched(url, ssl_context=ssl.create_default_context(cafile=authority))
+    stranger = Watched(url)
+    turns = [await each.whole(TEXT, conn_options=HASTY) for each in (knowing, stranger)]
+    await asyncio.gather(knowing.tts.aclose(), stranger.tts.aclose())
+    return dict(zip(("known", "unknown"), turns, strict=True))
+
+
+async def watch(url: str, stalling: str, over_tls: str, authority: str) -> dict[str, Any]:
     """What there is to see."""
     seen = {}
     words = [f" {word}" if position else word for position, word in enumerate(TEXT.split())]
@@ -102,6 +112,7 @@ async def watch(url: str, stalling: str) -> dict[str, Any]:
     seen["stalling"] = await stalled.stream(words, conn_options=HASTY)
     seen["stalling_whole"] = await stalled.whole(TEXT, conn_options=HASTY)
     await stalled.tts.aclose()
+    seen |= await secure(over_tls, authority)
     async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as mute:
         port = mute.sockets[0].getsockname()[1]
         deaf = Watched(f"ws://127.0.0.1:{port}/v1/tts")

@@ -2,12 +2,13 @@
 
 Rule: it does things and says what it saw; `tests/slow/test_plugins.py` knows what is right.
 
-    python -m tests.clients.pipecat_rules URL URL_OF_ONE_WHOSE_ENGINE_STALLS
+    python -m tests.clients.pipecat_rules URL URL_OF_ONE_WHOSE_ENGINE_STALLS URL_OVER_TLS ITS_AUTHORITY
 """
 
 import asyncio
 import itertools
 import json
+import ssl
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -79,7 +80,7 @@ async def run(
     }
 
 
-async def watch(url: str, stalling: str) -> dict[str, Any]:
+async def watch(url: str, stalling: str, over_tls: str, authority: str) -> dict[str, Any]:
     """What there is to see."""
     voice = TTSUpdateSettingsFrame(delta=OrpheusTTSService.Settings(voice="leo"))
     tokens = TextAggregationMode.TOKEN
@@ -93,6 +94,10 @@ async def watch(url: str, stalling: str) -> dict[str, Any]:
         "silent": await run(url, turn("🙂")),
         "telephone": await run(url, turn(), rate=8000),
         "interrupted": await run(url, cut),
+        "known": await run(
+            over_tls, turn(), ssl_context=ssl.create_default_context(cafile=authority)
+        ),
+        "unknown": await run(over_tls, turn()),
         "wrong_rate": await run(url, turn(), rate=11_025),
         "nobody": await run("ws://127.0.0.1:1/v1/tts", turn()),
         "stalled": await run(stalling, [*turn(), SleepFrame(0.5), InterruptionFrame()]),

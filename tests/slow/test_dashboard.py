@@ -28,10 +28,11 @@ PATIENCE_SECONDS = 240
 
 
 @contextlib.asynccontextmanager
-async def driven(name: str, *settings: str) -> AsyncIterator[Server]:
+async def driven(name: str, folder: Path, *settings: str) -> AsyncIterator[Server]:
     """A server that is ill, and clients that feel it."""
     ill = ILLS[name]
-    async with server(*ill.settings, *settings) as started:
+    files = await asyncio.to_thread(ill.files, folder)
+    async with server(*ill.settings, *files, *settings) as started:
         driving = asyncio.ensure_future(ill.drive(started))
         try:
             yield started
@@ -52,8 +53,13 @@ async def test_every_panel_has_data(tmp_path: Path) -> None:
     """Behind a server that is spoken to, each query of each panel has a number."""
     with prometheus(tmp_path) as running:
         # One that shows an alert, for the panel of alerts.
-        async with server(*HEALTHY, "engine.options.paused=1") as started:
-            running.scrape({"orpheus": started.address.metrics_port})
+        # And one that has a certificate.
+        async with (
+            server(*HEALTHY, "engine.options.paused=1") as started,
+            driven("neglected", tmp_path) as certified,
+        ):
+            ports = [each.address.metrics_port for each in (started, certified)]
+            running.scrape({"orpheus": ports})
             driving = asyncio.create_task(converse(started))
             missing = list(promql.panel_queries(INTERVAL))
             with contextlib.suppress(TimeoutError):
@@ -102,7 +108,7 @@ async def test_every_alert_fires(tmp_path: Path) -> None:
             for name in ILLS:
                 # What was measured is what the healthy one serves; of the others nobody knows.
                 known = (f"engine.manifest={manifest}",) if name == "none" else ()
-                started = await stack.enter_async_context(driven(name, *known))
+                started = await stack.enter_async_context(driven(name, tmp_path, *known))
                 targets[f"orpheus-{name}"] = started.address.metrics_port
             running.scrape(targets)
             restarting = asyncio.create_task(restart(running, targets[RESTARTING]))

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.certificates import Authority
 from tests.clients_list import BY_NAME, PAGE
 from tests.slow.actors import SIMULATED, Actor, Served, free_port, serving
 from tests.slow.environments import ROOT, python_of
@@ -40,12 +41,24 @@ ANSWER = "The quick brown fox jumps over the lazy dog, and a bright cold day in 
 """Six seconds."""
 
 
-def seen_by(environment: str, served: Served, stalling: Served) -> dict[str, Any]:
-    """What an environment's program saw of the two servers."""
+@pytest.fixture(scope="module")
+def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
+    """A server that speaks TLS, and the file of its authority."""
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    authority.issue()
+    options = [part for setting in authority.settings for part in ("--set", setting)]
+    with serving(*SIMULATED, *options) as served:
+        yield served, authority.file
+
+
+def seen_by(
+    environment: str, served: Served, stalling: Served, over_tls: tuple[Served, Path]
+) -> dict[str, Any]:
+    """What an environment's program saw of the servers."""
     program = f"tests.clients.{environment}_rules"
-    urls = (served.announced["url"], stalling.announced["url"])
+    urls = [each.announced["url"] for each in (served, stalling, over_tls[0])]
     said = subprocess.run(
-        [python_of(environment), "-m", program, *urls],
+        [python_of(environment), "-m", program, *urls, over_tls[1]],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -78,13 +91,17 @@ def keeps_the_rules(turn: Mapping[str, Any], *, metrics: int = 1) -> None:
     assert 0 < metric["ttfb"] <= metric["duration"]
 
 
-def test_livekit(servers: tuple[Served, Served]) -> None:
+def test_livekit(servers: tuple[Served, Served], over_tls: tuple[Served, Path]) -> None:
     """Frames, ids, metrics, words, retries and sockets are as LiveKit wants them."""
     served, stalling = servers
-    seen = seen_by("livekit", served, stalling)
+    seen = seen_by("livekit", served, stalling, over_tls)
     for name in ("first", "second", "after_leaving", "whole", "telephone"):
         keeps_the_rules(seen[name])
         assert seen[name]["seconds"] == pytest.approx(seen["first"]["seconds"], abs=MARK)
+    keeps_the_rules(seen["known"])
+    assert seen["known"]["seconds"] == seen["whole"]["seconds"]
+    # Nothing that a moment later might be otherwise.
+    assert (seen["unknown"]["raised"], seen["unknown"]["errors"]) == ("APIError", [False])
     for name in ("second", "after_leaving", "whole"):
         assert seen[name]["metrics"][0]["connection_reused"]
     assert seen["first"]["words"] == "It was cold. We went home. "
@@ -110,16 +127,16 @@ def test_livekit(servers: tuple[Served, Served]) -> None:
     assert served.metric("orpheus_contexts_total", outcome="cancelled") == 1
 
 
-def test_pipecat(servers: tuple[Served, Served]) -> None:
+def test_pipecat(servers: tuple[Served, Served], over_tls: tuple[Served, Path]) -> None:
     """Frames come in Pipecat's order, words have times, and errors their category."""
     served, stalling = servers
     cancelled = served.metric("orpheus_contexts_total", outcome="cancelled")
-    seen = seen_by("pipecat", served, stalling)
+    seen = seen_by("pipecat", served, stalling, over_tls)
     until_nothing_is_left(served)
     until_nothing_is_left(stalling)
     text = "It was cold. We went home."
     length = pytest.approx(seen["turn"]["seconds"]["0"], abs=0.001)
-    for name in ("turn", "tokens", "spoken", "telephone", "two"):
+    for name in ("turn", "tokens", "spoken", "telephone", "two", "known"):
         turn = seen[name]
         assert (turn["errors"], turn["usable"], turn["even"]) == ([], True, True)
         assert turn["words"] == (f"{text} {text}" if name == "two" else text)
@@ -143,6 +160,7 @@ def test_pipecat(servers: tuple[Served, Served]) -> None:
     assert served.metric("orpheus_contexts_total", outcome="cancelled") == cancelled + 1
     assert seen["wrong_rate"]["errors"] == ["invalid_request"]
     assert not seen["wrong_rate"]["usable"]
+    assert set(seen["unknown"]["errors"]) == {"unknown"}
     assert set(seen["nobody"]["errors"]) == {"connectivity", "unknown"}
     assert seen["nobody"]["usable"]
 
@@ -182,6 +200,7 @@ def test_livekit_misused(servers: tuple[Served, Served], full: Served) -> None:
     """Turns cancelled at every await, TTS closed twice and in the middle, two sessions at once."""
     seen = broken_by("livekit", servers[0], full)
     assert set(seen["cancelled"]) <= {"CancelledError", None}
+    assert seen["failing"] == ["LookupError", True]
     for seconds in (seen["after"], *seen["both"], seen["warmed"][1]):
         assert seconds == pytest.approx(seen["usual"], abs=MARK)
     assert seen["warmed"][0] == 1
@@ -245,6 +264,33 @@ def test_a_server_that_dies_before_it_spoke(name: str) -> None:
             assert answer.result().error is None
             assert answer.result().seconds == pytest.approx(actor.say(SHORT).seconds, abs=MARK)
             assert served.metric("orpheus_contexts_total", outcome="done") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "patient", "error"),
+    [
+        ("livekit_own", True, "APIConnectionError"),
+        ("pipecat_own", False, "ErrorFrame(CONNECTIVITY)"),
+    ],
+)
+def test_a_server_that_dies_while_it_speaks(name: str, patient: bool, error: str) -> None:
+    """What was heard is not begun anew; the framework's own error says so, and the next turn is spoken.
+
+    It is spoken by the server that comes in its place, on one fresh socket, of which nothing is left.
+    """
+    client, port = BY_NAME[name], free_port()
+    with Actor(client.environment, *client.program) as actor, ThreadPoolExecutor(1) as pool:
+        with serving(*SIMULATED, port=port) as dying:
+            actor.open(dying, patient=patient)
+            answer = pool.submit(actor.say, ANSWER * 4)
+            while not dying.metric("orpheus_audio_seconds_total"):
+                pass
+        with serving(*SIMULATED, port=port) as served:
+            assert answer.result().error == error
+            assert actor.say(SHORT).error is None
+            assert served.opened == 1
+            assert served.metric("orpheus_contexts_total") == 1
+            until_nothing_is_left(served)
 
 
 def converse(name: str) -> tuple[list[float], dict[str, int], int]:
