@@ -276,6 +276,25 @@ async def test_lead_is_the_listeners() -> None:
         assert connection._voice.player.in_hand(clock()) <= 0.5 + 0.5
 
 
+async def test_what_was_cancelled_is_in_nobodys_hand() -> None:
+    """Whoever interrupts throws away what was sent, so the next context has a lead of its own."""
+    async with one("engine.options.fault=never_stops", "engine.options.fault_requests=1") as (
+        started,
+        connected,
+    ):
+        (connection,) = started._connections
+        await connected.say("a", SENTENCE)
+        seconds = 0.0
+        while seconds < 5.0:
+            seconds += len((await connected.wait_for(m.Audio)).pcm) / 48_000
+        await connected.send(m.Cancel(context="a"))
+        await connected.say("b", "Hi there.")
+        received = await connected.utterance("b")
+        own = len(pcm(received, "b")) / 48_000
+        assert connection._voice is not None
+        assert connection._voice.player.in_hand(clock()) <= own + Player.PREBUFFER < 1.5
+
+
 async def test_a_shutdown_waits_for_nobody_who_does_not_read() -> None:
     """Leaving the server ends although a client reads nothing, and no task stays behind."""
     before = len(asyncio.all_tasks())
