@@ -5,14 +5,17 @@ import json
 import logging
 
 import msgpack
+import numpy as np
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from orpheus_ws import messages as m
+from orpheus_ws.audio import AUDIBLE
 from orpheus_ws.engine.simulated import Options, SimulatedEngine
 from orpheus_ws.logs import Formatter
 from orpheus_ws.session import Action, Session
+from orpheus_ws.tokens import FRAME_SECONDS
 from tests.harness import pcm, peer, server, turns_until
 from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one
 
@@ -35,6 +38,30 @@ async def test_metrics_tell_what_happened() -> None:
         assert await metric(started, "orpheus_engine_tokens") > 0
         _, text = await http(started, "/metrics", port=started.address.metrics_port)
         assert "fox" not in text
+
+
+@pytest.mark.parametrize("rate", [8000, 24_000])
+async def test_leading_silence(rate: int, caplog: pytest.LogCaptureFixture) -> None:
+    """leading-silence: 50 ms of 0.6 s are heard, the rest is logged, and the first sound is what is timed."""
+    caplog.set_level(logging.INFO, logger="orpheus_ws")
+    async with one("engine.options.silent_frames=7") as (started, connected):
+        await connected.send(m.Config(sample_rate=rate))
+        await connected.say("a", SENTENCE)
+        received = await connected.utterance("a")
+        assert await metric(started, "orpheus_time_to_first_audio_seconds_count") == 1
+    heard = np.abs(np.frombuffer(pcm(received), "<i2"))
+    onset = np.flatnonzero(heard >= AUDIBLE * 32_767)[0] * 1000 / rate
+    assert onset == pytest.approx(50, abs=2)
+    (record,) = [record for record in caplog.records if record.message == "context ended"]
+    line = json.loads(Formatter().format(record))
+    silence = 7 * FRAME_SECONDS * 1000
+    assert line["trimmed_ms"] == pytest.approx(silence - 50, abs=2)
+    done = received[-1]
+    assert isinstance(done, m.Done)
+    whole = line["frames"] * FRAME_SECONDS * 1000
+    assert done.audio_ms == pytest.approx(whole - line["trimmed_ms"], abs=1)
+    assert line["ttfa_ms"] == pytest.approx(done.ttfa_ms, abs=0.1)
+    assert line["ttfa_ms"] >= line["ttfb_ms"]
 
 
 async def test_a_stuck_context_shows_while_it_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
