@@ -11,6 +11,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
+from orpheus_ws import config
 from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import make_token
 from orpheus_ws.audio import Player
@@ -159,6 +160,13 @@ async def test_idle_socket_survives_unanswered_pings() -> None:
         connected.socket.transport.resume_reading()
         await connected.say("a", SENTENCE)
         assert pcm(await connected.utterance("a"))
+
+
+def test_how_long_a_socket_may_be_idle() -> None:
+    """idle-socket: by default none is closed for ten minutes without a word, nor for its age on that day."""
+    limits = config.load().limits
+    assert limits.idle_seconds > 600
+    assert limits.session_seconds >= 86_400
 
 
 async def test_idle_and_session_limits() -> None:
