@@ -47,6 +47,12 @@ async def test_full_server() -> None:
         assert await metric(started, "orpheus_handshakes_refused_total", reason="full") == 1
 
 
+async def test_nothing_is_compressed() -> None:
+    """Audio hardly gets smaller, and the library's compression is costly: who offers it goes without."""
+    async with server() as started, connect(started.address.url, compression="deflate") as socket:
+        assert socket.protocol.extensions == []
+
+
 async def test_refused_upgrades_hold_no_slot() -> None:
     """A handshake that fails for another reason never takes a slot."""
     async with server("engine.capacity=1") as started:
