@@ -42,8 +42,14 @@ _JOINED: Final = re.compile(rf"(?<![^\W\d_])[{_LOWER}]{{2,}}[{_ENDS}]\Z")
 _ORDINARY_END: Final = re.compile(
     rf"(?:^|\s)[\"“'‘(]*[^\W\d_][^\W\d_'’-]*[{_LOWER}][{_ENDS}]+[{re.escape(_CLOSERS)}]*\Z"
 )
-_TAG: Final = re.compile(r"<[/|]?\w[^<>\n]{0,62}>")
-_TAG_START: Final = re.compile(r"<[/|]?(?:\w[^<>\n]{0,62})?\Z")
+# A tag is short, or begins with an attribute as in SSML. That beginning is itself short, so that what
+# may become either is held from its first character on.
+_SHORT: Final = r"<[/|?!]?\w[^<>\n]{0,62}"
+_LONG_HEAD: Final = r"<\??\w[\w:.-]{0,24} {1,4}[\w:.-]{1,24} ?= ?[\"']"
+_LONG: Final = rf"{_LONG_HEAD}[^<>]{{0,512}}"
+_TAG: Final = re.compile(rf"{_SHORT}>|{_LONG}>")
+_TAG_START: Final = re.compile(rf"<[/|?!]?\Z|{_SHORT}\Z|{_LONG}\Z")
+_ATTRIBUTES: Final = re.compile(_LONG_HEAD)
 
 
 class Segmenter:
@@ -101,7 +107,7 @@ class Segmenter:
         """
         if self._mode == "flush":
             return []
-        if " " in self._raw or "\n" in self._raw:
+        if (" " in self._raw or "\n" in self._raw) and not _ATTRIBUTES.match(self._raw):
             # Words after a `<` without its `>`: no tag of any model looks like this.
             self._append(self._clean("", final=True))
         end = len(self._buffer)

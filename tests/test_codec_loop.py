@@ -216,6 +216,36 @@ async def test_a_reused_slot_is_fresh() -> None:
     await loop.close()
 
 
+async def test_a_slot_reused_before_its_step() -> None:
+    """What waits for a step when its stream is closed is not decoded, least of all with its successor's."""
+    loop, decoder = await start(slots=2)
+    busy, first = opened(loop), opened(loop)
+    decoder.go_on.clear()
+    busy.push(frames(9))
+    busy.finish()
+    hearing = asyncio.create_task(busy.take(ALL))
+    await turns_until(decoder.entered.is_set)
+    first.push(frames(7))
+    first.finish()
+    leaving = asyncio.create_task(first.take(ALL))
+    await asyncio.sleep(0)
+    await turns_until(lambda: not loop._submitted)  # the thread has it, and is not there yet
+    first.close()
+    second = opened(loop)
+    second.push(frames(1))
+    second.finish()
+    following = asyncio.create_task(second.take(ALL))
+    await asyncio.sleep(0)
+    await turns_until(lambda: not loop._submitted)
+    decoder.go_on.set()
+    assert heard([await hearing]) == [9]
+    with pytest.raises(Internal):
+        await leaving
+    assert heard([await following]) == [1]
+    assert decoder.order == [[9], [1]]
+    await loop.close()
+
+
 async def test_cancelling_a_take() -> None:
     """A cancelled `take` leaves a stream that can be closed, and a slot that can be used."""
     loop, _ = await start(slots=1)

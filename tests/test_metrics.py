@@ -125,6 +125,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 def spoken() -> Trace:
     """An utterance with every moment known; differences are exact in binary."""
     trace = Trace()
+    trace.opened_at = 900.0  # a model may write for as long as it likes
     trace.ready_at = 1000.0
     trace.turn_at = 1000.25
     trace.first_token_at = 1000.375

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
 
 import msgpack
 import pytest
@@ -9,8 +12,10 @@ from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
 from orpheus_ws import messages as m
+from orpheus_ws.pcm import Chunk
+from orpheus_ws.trace import clock
 from tests.harness import JSON, MSGPACK, audio, pcm, peer, server, turns_until
-from tests.server_peers import SENTENCE, STEPPED, metric, one
+from tests.server_peers import SENTENCE, STEPPED, metric, one, socket_of
 
 # Speaking -----------------------------------------------------------------------------------------
 
@@ -198,6 +203,57 @@ async def test_cancel_in_the_middle() -> None:
         received = await connected.utterance("b")
         assert audio(received, "a") == []
         assert len(pcm(received, "b")) == 10 * 2048 * 2
+
+
+async def test_cancel_while_the_engine_says_nothing() -> None:
+    """late-audio-after-cancel: the slot is free at once, whatever is waited for and whoever reads."""
+    stalled = ("engine.options.fault=stalls", "engine.options.fault_requests=1")
+    async with one(*stalled) as (started, connected):
+        (connection,) = started._connections
+        await connected.say("a", SENTENCE)
+        # The engine stalls after two frames: from the second on, the next is waited for.
+        await connected.wait_for(m.Audio)
+        await connected.wait_for(m.Audio)
+        # The client has read nothing for a while, so that the answer to its `cancel` has to wait.
+        socket_of(connection).pause_writing()
+        await connected.send(m.Cancel(context="a"))
+        await turns_until(lambda: started.engine.statistics().active == 0)
+        assert started.codec.statistics().streams == 0
+        socket_of(connection).resume_writing()
+        await connected.wait_for(m.Cancelled)
+        await connected.say("b", SENTENCE)
+        received = await connected.utterance("b")
+        assert audio(received, "a") == []
+        assert isinstance(received[-1], m.Done)
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+async def test_a_cancel_in_the_turn_of_a_chunk(chunks: int) -> None:
+    """late-audio-after-cancel: a chunk that is there before the speaker is interrupted is not sent."""
+    async with one() as (started, connected):
+        (connection,) = started._connections
+        speak = started.synthesis.speak
+
+        async def overtaken(*arguments: Any) -> AsyncGenerator[Chunk, None]:
+            left = chunks
+            async with aclosing(speak(*arguments)) as spoken:
+                async for chunk in spoken:
+                    if left == 0:
+                        cancel = m.Cancel(context="a")
+                        await connection._send_all(connection._session.receive(cancel, clock()))
+                    left -= 1
+                    yield chunk
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(started.synthesis, "speak", overtaken)
+            await connected.send(m.Config(words=True))
+            await connected.say("a", SENTENCE)
+            received = await connected.utterance("a")
+            assert isinstance(received[-1], m.Cancelled)
+            assert len(audio(received)) == chunks
+            assert await connected.fence() == []
+        await connected.say("b", SENTENCE)
+        assert isinstance((await connected.utterance("b"))[-1], m.Done)
 
 
 async def test_messages_while_a_cancel_unwinds() -> None:

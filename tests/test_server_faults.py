@@ -9,6 +9,7 @@ import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.engine import Prompt
+from orpheus_ws.tokens import CODES_PER_FRAME, END_OF_SPEECH, frame_ids
 from tests.harness import JSON, MSGPACK, pcm, peer, turns_until
 from tests.server_peers import SENTENCE, STEPPED, closed, metric, one
 
@@ -32,6 +33,31 @@ async def test_never_stops() -> None:
     assert done.reason == "length"
 
 
+async def test_an_engine_that_ignores_max_tokens() -> None:
+    """never-stops: the segment ends at max_tokens also if the engine would say more, and is left."""
+    left: list[int] = []
+
+    async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
+        said = 0
+        try:
+            while said < 4096:
+                yield frame_ids([said + 1] * CODES_PER_FRAME)
+                said += CODES_PER_FRAME
+        finally:
+            left.append(said)
+
+    async with one() as (started, connected):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(started.engine, "generate", generate)
+            await connected.send(m.Open(context="a", sampling=m.Sampling(max_tokens=70)))
+            await connected.say("a", SENTENCE)
+            received = await connected.utterance("a")
+        assert len(pcm(received)) == 10 * 2048 * 2
+        assert [x.code for x in received if isinstance(x, m.Warn)] == ["segment_length"]
+        # The group that makes the budget full is the last that is asked for.
+        assert left == [70 - CODES_PER_FRAME]
+
+
 async def test_loop_then_more() -> None:
     """repetition-loop, loop-then-more: a loop is stopped within 2 s, the rest is spoken."""
     # Request 0 is the probe at start-up.
@@ -50,6 +76,25 @@ async def test_loop_then_more() -> None:
     done = received[-1]
     assert isinstance(done, m.Done)
     assert done.reason == "loop"
+
+
+async def test_a_long_pause_is_no_loop() -> None:
+    """repetition-loop: a pause after a sound that came twice is no loop, though it is all the same."""
+    silence = [[0] * CODES_PER_FRAME] * 60
+    sounds = [[code] * CODES_PER_FRAME for code in (1, 2, 1, 2)]
+
+    async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
+        for frame in [*sounds, *silence, *sounds]:
+            yield frame_ids(frame)
+        yield [END_OF_SPEECH]
+
+    async with one() as (started, connected):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(started.engine, "generate", generate)
+            await connected.say("a", SENTENCE)
+            received = await connected.utterance("a")
+    assert not [message for message in received if isinstance(message, m.Warn)]
+    assert len(pcm(received)) == (2 * len(sounds) + len(silence)) * 2048 * 2
 
 
 async def test_bad_ids_cost_frames_not_streams() -> None:

@@ -7,9 +7,10 @@ import pytest
 from websockets.asyncio.client import connect
 
 from orpheus_ws import messages as m
+from orpheus_ws.audio import Player
 from orpheus_ws.pcm import ENCODINGS, SAMPLE_RATES
 from tests.harness import JSON, MSGPACK, Peer, audio, server
-from tests.server_peers import SENTENCE, STEPPED, one
+from tests.server_peers import SENTENCE, STEPPED, metric, one
 
 WIDTHS = {"pcm_s16le": 2, "pcm_f32le": 4, "mulaw": 1, "alaw": 1}
 TEXT = "It is so. And so on."
@@ -72,6 +73,26 @@ async def test_every_format_is_gapless(rate: int, subprotocol: str) -> None:
             words = [message for message in received if isinstance(message, m.Words)]
             assert len(words) == 2
             assert words[-1].words[-1].end_ms == round(done.audio_ms, 1)
+
+
+@pytest.mark.parametrize("rate", SAMPLE_RATES)
+async def test_a_second_is_a_second_at_every_rate(
+    rate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the listener is taken to have, which sets the pace, and what is counted are in real time."""
+    taken: list[float] = []
+
+    class RecordingPlayer(Player):
+        def receive(self, seconds: float, now: float) -> None:
+            taken.append(seconds)
+            super().receive(seconds, now)
+
+    monkeypatch.setattr("orpheus_ws.server.voice.Player", RecordingPlayer)
+    async with one() as (started, connected):
+        count = samples(await speak(connected, "pcm_s16le", rate), "pcm_s16le")
+        sent = await metric(started, "orpheus_audio_seconds_total")
+    assert sent == pytest.approx(count / rate)
+    assert sum(taken) == pytest.approx(count / rate)
 
 
 async def test_cancel_on_the_telephone() -> None:

@@ -5,14 +5,20 @@ import json
 import logging
 
 import msgpack
+import numpy as np
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from orpheus_ws import messages as m
+from orpheus_ws.audio import AUDIBLE, Player
+from orpheus_ws.context import Context
 from orpheus_ws.engine.simulated import Options, SimulatedEngine
 from orpheus_ws.logs import Formatter
+from orpheus_ws.server.voice import Voice
 from orpheus_ws.session import Action, Session
+from orpheus_ws.tokens import FRAME_SECONDS
+from orpheus_ws.trace import clock
 from tests.harness import pcm, peer, server, turns_until
 from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one
 
@@ -37,6 +43,84 @@ async def test_metrics_tell_what_happened() -> None:
         assert "fox" not in text
 
 
+@pytest.mark.parametrize("rate", [8000, 24_000])
+async def test_leading_silence(rate: int, caplog: pytest.LogCaptureFixture) -> None:
+    """leading-silence: 50 ms of 0.6 s are heard, the rest is logged, and the first sound is what is timed."""
+    caplog.set_level(logging.INFO, logger="orpheus_ws")
+    async with one("engine.options.silent_frames=7") as (started, connected):
+        await connected.send(m.Config(sample_rate=rate))
+        await connected.say("a", SENTENCE)
+        received = await connected.utterance("a")
+        assert await metric(started, "orpheus_time_to_first_audio_seconds_count") == 1
+    heard = np.abs(np.frombuffer(pcm(received), "<i2"))
+    onset = np.flatnonzero(heard >= AUDIBLE * 32_767)[0] * 1000 / rate
+    assert onset == pytest.approx(50, abs=2)
+    (record,) = [record for record in caplog.records if record.message == "context ended"]
+    line = json.loads(Formatter().format(record))
+    silence = 7 * FRAME_SECONDS * 1000
+    assert line["trimmed_ms"] == pytest.approx(silence - 50, abs=2)
+    done = received[-1]
+    assert isinstance(done, m.Done)
+    whole = line["frames"] * FRAME_SECONDS * 1000
+    assert done.audio_ms == pytest.approx(whole - line["trimmed_ms"], abs=1)
+    assert line["ttfa_ms"] == pytest.approx(done.ttfa_ms, abs=0.1)
+    assert line["ttfa_ms"] >= line["ttfb_ms"]
+
+
+async def test_underruns_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk that comes after the listener has run dry is an underrun, with the seconds of silence."""
+    ahead = 0.0
+    for module in ("connection", "voice"):
+        monkeypatch.setattr(f"orpheus_ws.server.{module}.clock", lambda: clock() + ahead)
+    async with one("server.group_lead_ms=0") as (started, connected):
+        engine = started.engine
+        assert isinstance(engine, SimulatedEngine)
+        engine._options = Options(step_seconds=3600.0)  # steps are made by hand
+        await connected.say("a", SENTENCE)
+        await connected.wait_for(m.Started)
+        for gap in (0.0, 100.0, 200.0):
+            ahead += gap
+            engine._step(tuple(engine._running))
+            await connected.wait_for(m.Audio)
+        assert await metric(started, "orpheus_underruns_total") == 2
+        seconds = await metric(started, "orpheus_underrun_seconds_total")
+        (connection,) = started._connections
+        assert connection._voice is not None
+        # Of the two gaps, less what was in hand; the machine may add to it.
+        assert seconds == pytest.approx(connection._voice.player.starved_seconds) >= 299.5
+
+
+def test_the_first_sound_is_heard_once_it_is_delivered() -> None:
+    """leading-silence: a resampler may still hold the sample that the shaper has let pass."""
+    settings = m.Settings(voice="tara", sample_rate=8000)
+    context = Context("a", 1, settings, lambda *_: None, 0.0)
+    voice = Voice(context, Player(), 0.0)
+    context.delivered = 400
+    assert not voice.sounds()
+    voice.shaper.first_sound = 1200
+    assert not voice.sounds()
+    context.delivered = 401
+    assert voice.sounds()
+
+
+async def test_time_to_first_audio_is_to_the_first_sound(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """leading-silence: chunks in which nothing can be heard yet are no first audio, only first bytes."""
+    caplog.set_level(logging.INFO, logger="orpheus_ws")
+    silent = iter((False, False))
+    monkeypatch.setattr(Voice, "sounds", lambda _voice: next(silent, True))
+    async with one(STEPPED, "server.group_lead_ms=0") as (_, connected):
+        await connected.say("a", SENTENCE)
+        done = (await connected.utterance("a"))[-1]
+    (record,) = [record for record in caplog.records if record.message == "context ended"]
+    line = json.loads(Formatter().format(record))
+    assert isinstance(done, m.Done)
+    assert done.ttfa_ms is not None
+    assert line["ttfa_ms"] == pytest.approx(done.ttfa_ms, abs=0.1)
+    assert line["ttfa_ms"] > line["ttfb_ms"]
+
+
 async def test_a_stuck_context_shows_while_it_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context whose engine says nothing is counted as waiting until it is cancelled."""
     monkeypatch.setattr("orpheus_ws.metrics.WAITING_SECONDS", 0.0)
@@ -54,14 +138,16 @@ async def test_a_stuck_context_shows_while_it_is_stuck(monkeypatch: pytest.Monke
         assert await metric(started, "orpheus_contexts_waiting_over_1s") == 0
 
 
-async def test_unheard_audio_is_counted() -> None:
+@pytest.mark.parametrize("rate", [8000, 24_000])
+async def test_unheard_audio_is_counted(rate: int) -> None:
     """What was sent or generated and not heard counts as orphaned when its context is cancelled."""
     async with one("engine.options.fault=never_stops") as (started, connected):
-        await connected.send(m.Open(context="a", sampling=m.Sampling(max_tokens=350)))
+        sampling = m.Sampling(max_tokens=350)
+        await connected.send(m.Open(context="a", sample_rate=rate, sampling=sampling))
         await connected.say("a", SENTENCE)
         seconds = 0.0
         while seconds < 3.0:
-            seconds += len((await connected.wait_for(m.Audio)).pcm) / 48_000
+            seconds += len((await connected.wait_for(m.Audio)).pcm) / 2 / rate
         await connected.send(m.Cancel(context="a"))
         await connected.wait_for(m.Cancelled)
         # 50 frames were generated; what has been played since the first chunk is little.

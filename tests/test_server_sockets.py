@@ -11,6 +11,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
+from orpheus_ws import config
 from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import make_token
 from orpheus_ws.audio import Player
@@ -44,6 +45,12 @@ async def test_full_server() -> None:
             await admitted.say("a", SENTENCE)
             assert pcm(await admitted.utterance("a"))
         assert await metric(started, "orpheus_handshakes_refused_total", reason="full") == 1
+
+
+async def test_nothing_is_compressed() -> None:
+    """Audio hardly gets smaller, and the library's compression is costly: who offers it goes without."""
+    async with server() as started, connect(started.address.url, compression="deflate") as socket:
+        assert socket.protocol.extensions == []
 
 
 async def test_refused_upgrades_hold_no_slot() -> None:
@@ -161,6 +168,13 @@ async def test_idle_socket_survives_unanswered_pings() -> None:
         assert pcm(await connected.utterance("a"))
 
 
+def test_how_long_a_socket_may_be_idle() -> None:
+    """idle-socket: by default none is closed for ten minutes without a word, nor for its age on that day."""
+    limits = config.load().limits
+    assert limits.idle_seconds > 600
+    assert limits.session_seconds >= 86_400
+
+
 async def test_idle_and_session_limits() -> None:
     """A socket without an open context is closed when its idle or session time is over."""
     async with one("limits.idle_seconds=0.2") as (_, connected):
@@ -274,6 +288,25 @@ async def test_lead_is_the_listeners() -> None:
         total = len(b"".join(message.pcm for message in audio(received))) / 48_000
         assert total > 1.5
         assert connection._voice.player.in_hand(clock()) <= 0.5 + 0.5
+
+
+async def test_what_was_cancelled_is_in_nobodys_hand() -> None:
+    """Whoever interrupts throws away what was sent, so the next context has a lead of its own."""
+    async with one("engine.options.fault=never_stops", "engine.options.fault_requests=1") as (
+        started,
+        connected,
+    ):
+        (connection,) = started._connections
+        await connected.say("a", SENTENCE)
+        seconds = 0.0
+        while seconds < 5.0:
+            seconds += len((await connected.wait_for(m.Audio)).pcm) / 48_000
+        await connected.send(m.Cancel(context="a"))
+        await connected.say("b", "Hi there.")
+        received = await connected.utterance("b")
+        own = len(pcm(received, "b")) / 48_000
+        assert connection._voice is not None
+        assert connection._voice.player.in_hand(clock()) <= own + Player.PREBUFFER < 1.5
 
 
 async def test_a_shutdown_waits_for_nobody_who_does_not_read() -> None:

@@ -17,7 +17,7 @@ from orpheus_ws.text import (
     split_spoken,
     word_times,
 )
-from orpheus_ws.tokens import TAGS
+from orpheus_ws.tokens import CODES_PER_FRAME, FRAME_SECONDS, MAX_TOKENS, TAGS
 
 
 def segments(*messages: str, mode: Mode = "sentence") -> list[str]:
@@ -65,6 +65,30 @@ def test_unknown_tag() -> None:
     assert segmenter.unknown_tags == 2
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<speak version="1.1" xmlns="http://www.w3.org/2001/10/synthesis" xml:lang="en"> Hello there.',
+        "<?xml version='1.0' encoding='utf-8'?> <!DOCTYPE speak> Hello there.",
+        'Hello <prosody rate = "slow"\n  pitch="-2st"\n  volume="soft" range="high">there</prosody>.',
+        'Hello there<mark name="' + "x" * 511 + '">.',
+        'Hello there<audio src="' + "x" * 400 + '"/>.',
+    ],
+)
+def test_unknown_tags_with_attributes(text: str) -> None:
+    """unknown-tag: what is written for a voice that reads SSML is not read aloud, however it is cut."""
+    assert segments(text) == ["Hello there."]
+    assert segments(*text) == ["Hello there."]
+
+
+def test_a_tag_without_an_end_is_text() -> None:
+    """What begins like a tag with attributes and goes on for too long is spoken, however it is cut."""
+    text = 'Now <b is="' + "so " * 200 + 'it is.">'
+    words = text.replace("<", " ").replace(">", " ").split()
+    assert " ".join(segments(text)).split() == words
+    assert segments(*text) == segments(text)
+
+
 def test_abbreviations() -> None:
     """abbreviations: full stops inside abbreviations and amounts end no sentence."""
     assert segments("Dr. Smith paid $3.50 at 5 p.m. on Jan. 3rd, i.e. yesterday. It was fine.") == [
@@ -101,6 +125,13 @@ def test_no_punctuation() -> None:
     assert " ".join(result).split() == words
     assert len(result) > 1
     assert all(estimate_seconds(segment) <= MAX_SEGMENT_SECONDS for segment in result)
+
+
+def test_the_longest_segment_has_the_tokens_it_needs() -> None:
+    """no-punctuation: a segment may take 25 s, which is what the default `max_tokens` are enough for."""
+    assert MAX_SEGMENT_SECONDS == 25
+    seconds = MAX_TOKENS / CODES_PER_FRAME * FRAME_SECONDS
+    assert pytest.approx(seconds, abs=FRAME_SECONDS) == MAX_SEGMENT_SECONDS
 
 
 @pytest.mark.parametrize("text", ["!!! ... ???", "   \n\t ", "", "\n\n\n", "\u200b\u200d", "🎉🎉"])
@@ -231,12 +262,27 @@ def test_clause_mode_starts_early() -> None:
     ) == ["Well, as far as I know,", "it works.", "Yes, it really does, always."]
 
 
-def test_release_keeps_an_open_tag() -> None:
+@pytest.mark.parametrize(
+    ("begun", "rest", "spoken"),
+    [
+        ("<chuck", "le> indeed.", ["<chuckle> indeed."]),
+        ('<prosody rate="slow" pi', 'tch="x">indeed.</prosody>', ["indeed."]),
+    ],
+)
+def test_release_keeps_an_open_tag(begun: str, rest: str, spoken: list[str]) -> None:
     """A stall inside a tag releases the words before it and keeps the tag whole."""
     segmenter = Segmenter()
-    assert segmenter.feed("So funny <chuck") == []
+    assert segmenter.feed(f"So funny {begun}") == []
     assert segmenter.release() == ["So funny"]
-    assert segmenter.feed("le> indeed.") + segmenter.flush() == ["<chuckle> indeed."]
+    assert segmenter.feed(rest) + segmenter.flush() == spoken
+
+
+def test_release_cuts_no_word_at_a_tag() -> None:
+    """What a tag that is not whole yet stands in may be the middle of a word, whatever is before it."""
+    segmenter = Segmenter()
+    assert segmenter.feed("It is on air.<em") == []
+    assert segmenter.release() == ["It is on"]
+    assert segmenter.feed(">com") + segmenter.flush() == ["air.com"]
 
 
 # Properties ---------------------------------------------------------------------------------------
@@ -244,7 +290,7 @@ def test_release_keeps_an_open_tag() -> None:
 WORDS = st.sampled_from(
     [
         "Hello", "world", "Dr.", "Smith", "3.50", "p.m.", "yes.", "No!", "why?", "ok", "U.S.",
-        "<laugh>", "<whisper>", "</b>", "<|eot_id|>", "a<b", ">", "<", "https://x.y/z?q=1.", "...",
+        "<laugh>", "<whisper>", "</b>", '<a b="', 'c="d">', "<?x y='z'?>", "<|eot_id|>", "a<b", ">", "<", "https://x.y/z?q=1.", "...",
         '"Quote."', "(aside)", "e.g.", "friend.How", "Hi.", "well,", "x" * 300, "12345678901234567890",
         "🎉", "\u200b", "é", "ÅÄÖ", "end.\"", "\n", "\n\n", "\t", "—", "1.", "2.5", "I",
     ]

@@ -76,6 +76,29 @@ def test_code_4096(position: int) -> None:
     assert assembler.invalid == 1
 
 
+@pytest.mark.parametrize("code", [-1, CODEBOOK_SIZE])
+@pytest.mark.parametrize("position", range(7))
+def test_code_4096_in_a_group_of_seven(position: int, code: int) -> None:
+    """code-4096: nor is it in the frame of an engine that says just seven ids; one below 0 neither."""
+    codes = list(frame_ids(frame(1)))
+    codes[position] = AUDIO_BASE + position * CODEBOOK_SIZE + code
+    assembler = FrameAssembler()
+    assert assembler.push(codes) == []
+    assert assembler.push(frame_ids(frame(2))) == [frame(2)]
+    assembler.finish()
+    assert accounted(assembler, [frame(2)]) == assembler.tokens == 14
+    assert assembler.invalid >= 1
+
+
+@pytest.mark.parametrize("code", [0, CODEBOOK_SIZE - 1])
+def test_the_first_and_the_last_code(code: int) -> None:
+    """code-zero: both are codes like any other, in a group of seven and one by one."""
+    ids = frame_ids([code] * CODES_PER_FRAME)
+    alone = FrameAssembler()
+    assert FrameAssembler().push(ids) == [(code,) * CODES_PER_FRAME]
+    assert [item for token in ids for item in alone.push([token])] == [(code,) * CODES_PER_FRAME]
+
+
 def test_code_4096_of_the_last_slot() -> None:
     """code-4096: after slot 6 there is no slot; the id is outside the range, skipped and counted."""
     codes = list(frame_ids(frame(1)))
