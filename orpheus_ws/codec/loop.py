@@ -71,7 +71,9 @@ class CodecLoop:
         self._streams: set[_Stream] = set()
         self._closed = False
         self._dead = asyncio.Event()
-        self._totals = [0, 0, 0.0]  # steps, frames, seconds
+        self._steps = 0
+        self._frames = 0
+        self._decode_seconds = 0.0
         self._busy_since: float | None = None
         self._failures = 0  # steps in a row
         self._first_frames: Callable[..., int]
@@ -131,10 +133,14 @@ class CodecLoop:
 
     def statistics(self) -> CodecStatistics:
         """See `Codec`."""
-        steps, frames, seconds = self._totals
         since = self._busy_since
-        busy = 0.0 if since is None else time.perf_counter() - since
-        return CodecStatistics(len(self._streams), int(steps), int(frames), seconds, busy)
+        return CodecStatistics(
+            streams=len(self._streams),
+            steps=self._steps,
+            frames=self._frames,
+            decode_seconds=self._decode_seconds,
+            busy_seconds=0.0 if since is None else time.perf_counter() - since,
+        )
 
     async def close(self) -> None:
         """See `Codec`."""
@@ -254,9 +260,9 @@ class CodecLoop:
         self._stop()
 
     def _deliver(self, results: list[_Result], frames: int, seconds: float) -> None:
-        self._totals[0] += 1
-        self._totals[1] += frames
-        self._totals[2] += seconds
+        self._steps += 1
+        self._frames += frames
+        self._decode_seconds += seconds
         self._stepped(len(results), seconds)
         for result in results:
             result.stream.deliver(result.samples)
