@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -66,7 +66,7 @@ class Reloading:
         """Read all files again at once, whether they have changed or not. Does not wait."""
         self._asked.set()
 
-    async def watch(self, seen: Mapping[str, _Marks]) -> None:
+    async def watch(self, seen: dict[str, _Marks]) -> None:
         """Never returns. `seen` is what `look` said before the files were read for the first time."""
         seen = dict(seen)
         while True:

@@ -176,7 +176,7 @@ class Server:
     ) -> Connection:
         """A conversation with somebody who has a slot and this key.
 
-        `traceparent` is what came with the request, in whatever form; `sounds` as in `Surface`.
+        `traceparent` is what came with his request, in whatever form; `sounds` as in `Surface`.
         """
         allowance = self.quotas.of(key.tenant)
         return Connection(
