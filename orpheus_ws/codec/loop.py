@@ -71,9 +71,6 @@ class CodecLoop:
         self._streams: set[_Stream] = set()
         self._closed = False
         self._dead = asyncio.Event()
-        self._steps = 0
-        self._frames = 0
-        self._decode_seconds = 0.0
         self._busy_since: float | None = None
         self._failures = 0  # steps in a row
         self._first_frames: Callable[..., int]
@@ -134,13 +131,8 @@ class CodecLoop:
     def statistics(self) -> CodecStatistics:
         """See `Codec`."""
         since = self._busy_since
-        return CodecStatistics(
-            streams=len(self._streams),
-            steps=self._steps,
-            frames=self._frames,
-            decode_seconds=self._decode_seconds,
-            busy_seconds=0.0 if since is None else time.perf_counter() - since,
-        )
+        busy = 0.0 if since is None else time.perf_counter() - since
+        return CodecStatistics(len(self._streams), busy)
 
     async def close(self) -> None:
         """See `Codec`."""
@@ -233,8 +225,7 @@ class CodecLoop:
             self._failures = 0
         self._busy_since = None
         seconds = time.perf_counter() - started
-        frames = sum(len(job.work.frames) for job in batch)
-        self._tell(self._deliver, results, frames, seconds)
+        self._tell(self._deliver, results, seconds)
         if self._failures >= MOST_FAILURES:
             raise _Broken
 
@@ -259,10 +250,7 @@ class CodecLoop:
         _log.critical("codec died", extra={"error": "a step does not end"})
         self._stop()
 
-    def _deliver(self, results: list[_Result], frames: int, seconds: float) -> None:
-        self._steps += 1
-        self._frames += frames
-        self._decode_seconds += seconds
+    def _deliver(self, results: list[_Result], seconds: float) -> None:
         self._stepped(len(results), seconds)
         for result in results:
             result.stream.deliver(result.samples)
