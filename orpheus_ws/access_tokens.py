@@ -16,13 +16,13 @@ SCOPE: Final = "tts"
 _EXPIRES: Final = re.compile(r"[0-9]{1,20}")
 
 
-def make_token(name: str, secret: str, *, expires: int, scope: str = SCOPE) -> str:
+def make_token(name: str, secret: str, *, expires: int) -> str:
     """A token that lets its bearer connect as the key `name` until the Unix time `expires`.
 
     It goes into the address, as in `wss://host/v1/tts?token=...`, and is checked when a socket is
     opened: an open one outlives it.
     """
-    payload = f"{_encode(name.encode())}.{expires}.{scope}"
+    payload = f"{_encode(name.encode())}.{expires}.{SCOPE}"
     return f"{payload}.{_sign(payload, secret)}"
 
 

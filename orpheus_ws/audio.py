@@ -3,6 +3,7 @@
 Rule: float samples in, float samples out; nothing here knows an encoding. One `Shaper` per context,
 because the pause between two segments belongs to both of them: the first segment starts within
 50 ms of its first sound, the pause between segments is natural but bounded, and no edge clicks.
+`Player` counts what the listener has in hand, and `portion` how much of it to send at once.
 """
 
 from typing import Final

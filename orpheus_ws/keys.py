@@ -24,8 +24,8 @@ from orpheus_ws.settings import Section, read_toml
 HASHED: Final = "sha256:"
 ANONYMOUS: Final = "anonymous"
 KEY_BYTES: Final = 32
-"""Of a new key, at random. Nobody finds so many by trying, however fast the hash is: what slow hashes
-such as argon2 are for are passwords, which people make up."""
+"""Of a new key, at random. Nobody finds so many by trying, however fast the hash is: slow hashes such as
+argon2 are for passwords, which people make up."""
 
 _PROCESS_SECRET: Final = secrets.token_bytes(KEY_BYTES)
 """Signs what this process alone takes, whatever it knows of a key."""
@@ -60,7 +60,7 @@ class Key:
 
 
 class KeyRing:
-    """All keys there are. `required`: who has none of them is nobody."""
+    """All keys there are. `required`: nobody gets in without one."""
 
     def __init__(
         self,

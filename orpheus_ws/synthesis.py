@@ -41,18 +41,11 @@ _log = logging.getLogger("orpheus_ws.synthesis")
 class Synthesis:
     """Speaks segments with one engine and one codec."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        codec: Codec,
-        metrics: Metrics,
-        *,
-        stall_seconds: float = STALL_SECONDS,
-    ) -> None:
+    def __init__(self, engine: Engine, codec: Codec, metrics: Metrics) -> None:
         self._engine = engine
         self._codec = codec
         self._metrics = metrics
-        self._stall_seconds = stall_seconds
+        self._stall_seconds = STALL_SECONDS
 
     async def speak(
         self,

@@ -36,8 +36,8 @@ _TOKEN: Final = re.compile(r"\S+")
 _BLANK_LINE: Final = "\n\n"
 _END_MARKS: Final = frozenset(_ENDS)
 _LOWER: Final = "a-zß-öø-ÿ"
-# A lowercase word of two letters or more, whole, and end punctuation.
-_JOINED: Final = re.compile(rf"(?<![^\W\d_])[{_LOWER}]{{2,}}[{_ENDS}]\Z")
+_IS_LOWER: Final = re.compile(f"[{_LOWER}]").match
+_IS_LETTER: Final = re.compile(r"[^\W\d_]").match
 # Nothing but letters in the last word: no address, no number, no initials.
 _ORDINARY_END: Final = re.compile(
     rf"(?:^|\s)[\"“'‘(]*[^\W\d_][^\W\d_'’-]*[{_LOWER}][{_ENDS}]+[{re.escape(_CLOSERS)}]*\Z"
@@ -154,7 +154,7 @@ class Segmenter:
                 self._buffer = _with_space(self._buffer + tail, character)
                 tail = ""
                 continue
-            if character.isupper() and tail[-1:] in _END_MARKS and _JOINED.search(tail):
+            if character.isupper() and tail[-1:] in _END_MARKS and _ends_word(tail):
                 self._buffer += tail + " "
                 tail = ""
             tail += character
@@ -292,6 +292,17 @@ def _milliseconds(character: str) -> int:
     if character.isalpha():
         return 200
     return 150 if character in ".,;:!?'\"-()…" else 500
+
+
+def _ends_word(text: str) -> bool:
+    """Whether before its last character a word ends that is wholly lowercase, of two letters or more.
+
+    Looked for from the end: the text may have no white space for thousands of characters.
+    """
+    start = end = len(text) - 1
+    while start > 0 and _IS_LOWER(text, start - 1):
+        start -= 1
+    return end - start >= 2 and not (start > 0 and _IS_LETTER(text, start - 1))
 
 
 def _ends_sentence(text: str) -> bool:

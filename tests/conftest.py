@@ -75,3 +75,14 @@ def pytest_asyncio_loop_factories(
     if Path(item.path).name.startswith(("test_server", "test_client", "test_surfaces")):
         factories["uvloop"] = uvloop.new_event_loop
     return factories
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that hangs on uvloop ends the process, with the stacks of all threads.
+
+    On asyncio's loop the timeout is raised in the test. uvloop loses what a signal raises, and would turn
+    on for ever.
+    """
+    for item in items:
+        if "uvloop" in item.name.partition("[")[2]:
+            item.add_marker(pytest.mark.timeout(method="thread"))

@@ -46,7 +46,7 @@ class LookingDecoder:
 
     def step(self, batch: Sequence[Work]) -> list[Samples]:
         self.entered.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(30)
         self.batches.append(len(batch))
         self.order.append([work.frames[0][0] for work in batch if work.frames])
         assert len({work.slot for work in batch}) == len(batch)
@@ -89,5 +89,5 @@ def join_codec_threads() -> None:
     """Fail if a codec thread does not end."""
     for thread in threading.enumerate():
         if thread.name == "codec":
-            thread.join(5)
+            thread.join(30)
             assert not thread.is_alive()

@@ -199,7 +199,7 @@ def test_an_unknown_name_is_refused(name: str, secret: str) -> None:
 @pytest.mark.parametrize("scope", ["", "TTS", "tts2", "admin", "*"])
 def test_another_scope_is_refused(scope: str) -> None:
     """A genuine token for something else does not open speech."""
-    token = make_token("mobile", "s3cret-of-mobile", expires=int(NOW) + 60, scope=scope)
+    token = forged("mobile", f"{int(NOW) + 60}", scope, "s3cret-of-mobile")
     assert by_token(token) is None
 
 

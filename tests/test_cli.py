@@ -334,3 +334,20 @@ def test_a_signal_to_read_again(tmp_path: Path) -> None:
         process.send_signal(signal.SIGHUP)
         hello = run("say", "--url", announced["url"], "-o", str(tmp_path / "a.wav"), "Hello.")
         assert hello.returncode == 0
+
+
+def test_saying_what_is_no_text() -> None:
+    """Bytes of another encoding that are piped in are one line that says what they should be."""
+    done = subprocess.run(
+        command("say", "--url", "ws://127.0.0.1:1/v1/tts"),
+        input="Señor".encode("latin-1"),
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+    )
+    assert done.returncode == 2
+    assert done.stderr.decode() == (
+        "orpheus-ws: what is piped in is not text in utf-8; iconv can make it that; see "
+        "`orpheus-ws say --help`\n"
+    )

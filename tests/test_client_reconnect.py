@@ -114,16 +114,19 @@ async def test_a_server_that_is_killed() -> None:
 
 async def test_an_idle_socket_is_not_replaced_before_it_is_needed() -> None:
     """A client that was closed for being idle takes no slot again until it speaks, or is told to."""
-    async with (
-        server("limits.idle_seconds=0.05") as started,
-        connect(started.address.url) as client,
-    ):
+
+    async def grow_idle(started: Server) -> None:
+        (connection,) = started._connections
+        connection.leave(1001, "idle")
         await turns_until(lambda: started.admission.active == 0)
+
+    async with server() as started, connect(started.address.url) as client:
+        await grow_idle(started)
         for _ in range(50):
             await asyncio.sleep(0)
         assert started.admission.active == 0
         assert await speaks(client)
-        await turns_until(lambda: started.admission.active == 0)
+        await grow_idle(started)
         session = client.ready.session
         await client.connection()
         assert client.ready.session != session

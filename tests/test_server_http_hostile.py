@@ -277,7 +277,7 @@ async def test_a_part_of_a_request_behind_another() -> None:
 
 async def test_a_part_of_a_request_that_is_completed() -> None:
     """Who sends the rest in time is answered, and is then as idle as anybody."""
-    async with one_call("server.handshake_seconds=1") as (_, caller):
+    async with one_call("server.handshake_seconds=2") as (_, caller):
         first = post(SPEECH, whole(), "Connection: keep-alive")
         second = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
         caller.writer.write(first + second[:9])
@@ -285,7 +285,7 @@ async def test_a_part_of_a_request_that_is_completed() -> None:
         caller.writer.write(second[9:])
         assert await caller.reader.readuntil(b"\r\n") == b"HTTP/1.1 200 OK\r\n"
         clock = asyncio.get_running_loop().time
-        late = clock() + 1
+        late = clock() + 2
         await turns_until(lambda: clock() > late)
         caller.writer.write(second)
         assert b"HTTP/1.1 200 OK\r\n" in await caller.reader.readuntil(b"HTTP/1.1 200 OK\r\n")

@@ -183,10 +183,13 @@ async def test_idle_and_session_limits() -> None:
         assert await closed(connected) == (1001, "session_expired")
 
 
-async def test_session_limit_waits_for_open_contexts() -> None:
+async def test_session_limit_waits_for_open_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     """An utterance that is under way when the session's time is over is spoken to its end."""
-    async with one("limits.session_seconds=0.05", STEPPED) as (_, connected):
+    async with one("limits.session_seconds=60", STEPPED) as (_, connected):
         await connected.say("a", SENTENCE)
+        await connected.wait_for(m.Audio)
+        for user in ("connection", "voice"):
+            monkeypatch.setattr(f"orpheus_ws.server.{user}.clock", lambda: clock() + 60)
         assert isinstance((await connected.utterance("a"))[-1], m.Done)
         assert await closed(connected) == (1001, "session_expired")
 

@@ -1,4 +1,4 @@
-"""The command line: the only reader of arguments and environment.
+"""The command line: the only reader of arguments, and of our variables in the environment.
 
 Rule: commands parse, call, and print; what they do is elsewhere. One module a command. What a
 program may read goes to standard output, logs and what is for people to standard error: progress only

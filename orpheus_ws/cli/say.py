@@ -108,7 +108,7 @@ def say(
     trust(ca)
     url = url or DEFAULT_URL
     check_url(url)
-    words = " ".join(text) if text else sys.stdin.read()
+    words = " ".join(text) if text else _piped()
     if not words.strip():
         raise click.UsageError("there is nothing to say: give TEXT or pipe it in")
     with contextlib.ExitStack() as stack:
@@ -123,6 +123,14 @@ def say(
         click.echo(msgspec.json.encode(report).decode(), err=output == "-")
     else:
         click.echo(_table(report), err=True)
+
+
+def _piped() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        advice = f"what is piped in is not text in {sys.stdin.encoding}; iconv can make it that"
+        raise click.UsageError(advice) from error
 
 
 def _table(report: Report) -> str:

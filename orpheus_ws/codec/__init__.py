@@ -94,12 +94,9 @@ class CodecStream(Protocol):
 
 
 class CodecStatistics(NamedTuple):
-    """Where the codec stands. Counters only grow."""
+    """Where the codec stands."""
 
     streams: int
-    steps: int
-    frames: int
-    decode_seconds: float
     busy_seconds: float
     """How long the step under way has taken so far; 0 when there is none."""
 

@@ -72,7 +72,6 @@ class CodecLoop:
         self._streams: set[_Stream] = set()
         self._closed = False
         self._dead = asyncio.Event()
-        self._totals = [0, 0, 0.0]  # steps, frames, seconds
         self._busy_since: float | None = None
         self._failures = 0  # steps in a row
         self._first_frames: Callable[..., int]
@@ -132,10 +131,9 @@ class CodecLoop:
 
     def statistics(self) -> CodecStatistics:
         """See `Codec`."""
-        steps, frames, seconds = self._totals
         since = self._busy_since
         busy = 0.0 if since is None else time.perf_counter() - since
-        return CodecStatistics(len(self._streams), int(steps), int(frames), seconds, busy)
+        return CodecStatistics(len(self._streams), busy)
 
     async def close(self) -> None:
         """See `Codec`."""
@@ -228,8 +226,7 @@ class CodecLoop:
             self._failures = 0
         self._busy_since = None
         seconds = time.perf_counter() - started
-        frames = sum(len(job.work.frames) for job in batch)
-        self._tell(self._deliver, results, frames, seconds)
+        self._tell(self._deliver, results, seconds)
         if self._failures >= MOST_FAILURES:
             raise _Broken
 
@@ -254,10 +251,7 @@ class CodecLoop:
         _log.critical("codec died", extra={"error": "a step does not end"})
         self._stop()
 
-    def _deliver(self, results: list[_Result], frames: int, seconds: float) -> None:
-        self._totals[0] += 1
-        self._totals[1] += frames
-        self._totals[2] += seconds
+    def _deliver(self, results: list[_Result], seconds: float) -> None:
         self._stepped(len(results), seconds)
         for result in results:
             result.stream.deliver(result.samples)

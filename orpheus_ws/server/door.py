@@ -187,7 +187,7 @@ class Door:
         return guest
 
     def spend(self) -> bool:
-        """Somebody who is in already asks for more, and gets it; whether that was too much."""
+        """Count a request on a connection that is in already; true if it is beyond the rate."""
         return self._bucket.spend(1, clock()) > 0
 
     def heard(self, guest: Guest) -> None:

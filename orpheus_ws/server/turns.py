@@ -15,8 +15,8 @@ from typing import Final
 from orpheus_ws.context import Context
 
 PATIENCE: Final = 1.0
-"""A context that has not begun lets those go first who have, ask within so many seconds and have
-nothing left to play. Long enough to bridge a pause of a language model's, and not much of a wait."""
+"""A context that has not begun lets those go first that have begun, have nothing left to play, and ask
+within so many seconds. Long enough to bridge a pause of a language model's, and not much of a wait."""
 
 
 class Turns:

@@ -125,7 +125,7 @@ class Reply(Protocol):
     def send(self, message: ServerMessage) -> Sequence[bytes]:
         """The part of the body that a message is, which may be nothing. Never raises.
 
-        Called in the order of the body. Of an `error` only what follows audio is asked.
+        Called in the order of the body, and for an `error` only when it comes after audio.
         """
         ...
 

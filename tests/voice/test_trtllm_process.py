@@ -79,7 +79,7 @@ async def test_a_worker_that_is_killed(tmp_path: Path, helper: bool) -> None:
 
     With a helper that outlives the worker only silence tells.
     """
-    prelude = f"behaviour.helper = {helper}\ntrtllm_watch.SILENCE_SECONDS = 1.0"
+    prelude = f"behaviour.helper = {helper}\ntrtllm_watch.SILENCE_SECONDS = 3.0"
     with serving(tmp_path, prelude) as served:
         worker, *others = served.below()
         assert len(others) == helper
@@ -92,7 +92,7 @@ async def test_a_worker_that_is_killed(tmp_path: Path, helper: bool) -> None:
             assert last.code == "engine_failed"
             await client.socket.wait_closed()
         assert served.process.wait(timeout=30) == Exit.DIED
-        assert not psutil.wait_procs(others, timeout=5)[1]
+        assert not psutil.wait_procs(others, timeout=30)[1]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ async def test_an_event_loop_that_the_library_blocks(tmp_path: Path, call: m.Cli
             await client.send(call)
             await client.socket.wait_closed()
         assert served.process.wait(timeout=30) == Exit.DIED
-        assert not psutil.wait_procs([helper], timeout=5)[1]
+        assert not psutil.wait_procs([helper], timeout=30)[1]
 
 
 def test_a_start_that_fails_ends(tmp_path: Path) -> None:
