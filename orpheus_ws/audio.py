@@ -252,9 +252,7 @@ class Player:
         """Seconds of audio received and not yet played."""
         if self._starts_at is None:
             return 0.0
-        # Comparisons, as this is asked several times for every frame of every stream.
-        since = max(self._starts_at, now)
-        return self._dry_at - since if self._dry_at > since else 0.0
+        return max(0.0, self._dry_at - max(now, self._starts_at))
 
     def seconds_until(self, lead: float, now: float) -> float:
         """How long until no more than `lead` seconds are in hand, if nothing arrives meanwhile."""

@@ -1,11 +1,13 @@
 """What the server does for each frame of audio, in counts that no clock and no other process changes."""
 
+import gc
 import sys
 from collections import Counter
 from types import FrameType
 from typing import NamedTuple
 
 from orpheus_ws import messages as m
+from orpheus_ws.server.pulse import OBJECTS_BETWEEN_COLLECTIONS, spare_collections
 from orpheus_ws.server.reading import RECEIPT_SECONDS
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLES_PER_FRAME
 from tests.harness import Peer, audio, pcm
@@ -71,3 +73,18 @@ async def test_receipts_for_speech() -> None:
     async with one(*FRAME_BY_FRAME) as (_, connected):
         frames, calls = await speak(connected)
     assert 0 < calls["WebSocketPeer.ping"] <= frames * FRAME_SECONDS / RECEIPT_SECONDS + 1
+
+
+def test_what_a_step_makes_is_not_searched() -> None:
+    """A server that has spared its process collections makes thousands of objects without one."""
+    usual = gc.get_threshold()
+    try:
+        spare_collections()
+        gc.collect()
+        searched = gc.get_stats()[0]["collections"]
+        made: list[list[int]] = [[] for _ in range(OBJECTS_BETWEEN_COLLECTIONS - 1000)]
+        assert gc.get_stats()[0]["collections"] == searched
+        del made
+    finally:
+        gc.set_threshold(*usual)
+        gc.unfreeze()

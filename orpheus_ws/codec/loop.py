@@ -346,8 +346,8 @@ class _Stream:
         """Give the thread a job if somebody waits for samples and there is something to decode."""
         if self._waiter is None or self._busy or self.closed or self._failed:
             return
-        if not self._frames and not self._finished:
-            return
+        if len(self._frames) < self._portion.at_least and not self._finished:
+            return  # never fewer than asked for, so what follows need not be gone through
         first = self._first_frames if self._fresh else None
         portion = ramp(self._portion, self._loop.share, first)
         if not self._finished and len(self._frames) < portion.at_least:

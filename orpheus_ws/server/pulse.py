@@ -19,8 +19,8 @@ BEAT_SECONDS: Final = 0.1
 
 OBJECTS_BETWEEN_COLLECTIONS: Final = 10_000
 """Containers that may come to be before the youngest are searched for cycles. One step of an engine makes
-as many as Python's own 700 and nearly all are gone when it is over, so each step had a search that found
-nothing. To search so many takes about a millisecond."""
+as many as Python's own 700, nearly all are gone when it is over, and so each step would have a search that
+finds nothing. To search so many takes well below a millisecond."""
 
 
 def spare_collections() -> None:
