@@ -8,7 +8,7 @@ import os
 import signal
 from typing import Final, NoReturn
 
-INTERRUPTED: Final = 6
+INTERRUPTED: Final[int] = 6
 """`exits.Exit.INTERRUPTED`, which is not imported yet."""
 
 

@@ -322,7 +322,7 @@ def test_no_space_for_the_output(arguments: tuple[str, ...]) -> None:
 
 def test_an_interrupted_command(tmp_path: Path) -> None:
     """Ctrl-C ends `say` in one line, with a code of its own, the same as before it is imported."""
-    assert orpheus_ws.__main__.INTERRUPTED == Exit.INTERRUPTED
+    assert Exit(orpheus_ws.__main__.INTERRUPTED) is Exit.INTERRUPTED
     slow = ("--set", "engine.options.step_seconds=0.05")
     with serving(*slow) as (_, announced):
         file = tmp_path / "x.wav"
