@@ -19,6 +19,7 @@ from orpheus_ws.cli.options import CONTEXT, examples
 from orpheus_ws.cli.progress import advancing
 from orpheus_ws.errors import StartupError
 from orpheus_ws.manifest import Limits
+from orpheus_ws.named_parts import install_advice
 from orpheus_ws.planning.cost import TALK_SHARE, UTILISATION, Usage
 from orpheus_ws.planning.memory import MAX_PROMPT_TOKENS, Request
 from orpheus_ws.planning.profiles import BYTES, GPUS, GpuName, Precision
@@ -59,7 +60,7 @@ def _needs(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         command = click.get_current_context().command.name
         raise StartupError(
-            f"`{command}` needs the package {error.name!r}: pip install 'orpheus-ws[{extra}]'"
+            f"`{command}` needs the package {error.name!r}: {install_advice(extra)}"
         ) from error
 
 

@@ -34,8 +34,13 @@ class Lines:
     def finish(self, seconds: float) -> None:
         """Wait until everything is written, but not for longer than this."""
         waiting = self._waiting
-        with waiting.all_tasks_done:
+        # Not for ever: a signal's handler may be here in the middle of a `put` of its own thread.
+        if not waiting.mutex.acquire(timeout=seconds):
+            return
+        try:
             waiting.all_tasks_done.wait_for(lambda: not waiting.unfinished_tasks, seconds)
+        finally:
+            waiting.mutex.release()
 
     def _write(self) -> None:
         while True:

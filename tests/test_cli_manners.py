@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import engine_build.__main__
-import orpheus_ws
+import orpheus_ws.__main__
 from docs import cli_pages
 from orpheus_ws import cli
 from orpheus_ws.cli.exits import Exit
@@ -281,8 +281,48 @@ def test_reading_a_model_shows_how_far_it_is(
     assert "%" not in seen_of([sys.executable, "-m", "engine_build", name, str(model)])[1]
 
 
+def test_an_interrupted_start(tmp_path: Path) -> None:
+    """Ctrl-C while the program is still being imported is one line and the same code; where it is ignored it is."""
+    begun = tmp_path / "begun"
+    slow = "import pathlib, sys; pathlib.Path(sys.argv[-1]).touch(); sys.stdin.read(); sys.exit(9)"
+    (tmp_path / "click.py").write_text(slow)
+    for before, code, said in (("", Exit.INTERRUPTED, "orpheus-ws: interrupted\n"), ("trap '' INT; ", 9, "")):  # fmt: skip
+        line = shlex.join([*command("doctor"), str(begun)])
+        starting = subprocess.Popen(
+            ["sh", "-c", f"{before}exec {line}"],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )
+        with starting:
+            while not begun.exists():
+                assert starting.poll() is None
+            starting.send_signal(signal.SIGINT)
+            _, errors = starting.communicate(timeout=60)
+        assert (starting.returncode, errors) == (code, said)
+        begun.unlink()
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("doctor",), ("completion", "bash")])
+def test_no_space_for_the_output(arguments: tuple[str, ...]) -> None:
+    """Output that cannot be written is told of in one line, with the code of what did not work."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command(*arguments),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == Exit.FAILED
+    assert done.stderr == "orpheus-ws: cannot write the output: No space left on device\n"
+
+
 def test_an_interrupted_command(tmp_path: Path) -> None:
-    """Ctrl-C ends `say` in one line, with a code of its own."""
+    """Ctrl-C ends `say` in one line, with a code of its own, the same as before it is imported."""
+    assert Exit(orpheus_ws.__main__.INTERRUPTED) is Exit.INTERRUPTED
     slow = ("--set", "engine.options.step_seconds=0.05")
     with serving(*slow) as (_, announced):
         file = tmp_path / "x.wav"

@@ -45,6 +45,16 @@ def test_in_order(texts: list[str]) -> None:
     assert lines.dropped == 0
 
 
+def test_a_signal_in_the_middle_of_a_line(pipe: tuple[int, int]) -> None:
+    """Whoever ends the process while its own thread puts a line waits no longer than he would for a reader."""
+    lines = Lines(pipe[1])
+    with lines._waiting.mutex:
+        lines.finish(0.0)
+    lines.put("after it")
+    lines.finish(60)
+    assert written(*pipe) == [b"after it"]
+
+
 def test_nobody_reads(pipe: tuple[int, int]) -> None:
     """What does not fit is dropped and counted, nobody waits, and later lines go on when one reads."""
     reading, writing = pipe

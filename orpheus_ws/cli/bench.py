@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from orpheus_ws.cli.files import write
+from orpheus_ws.cli.files import expect_writable, write
 from orpheus_ws.cli.options import Command, examples
 from orpheus_ws.cli.progress import parts
 from orpheus_ws.errors import BenchFailed, StartupError
@@ -263,6 +263,8 @@ def gpu_check(out: Path | None, *, as_json: bool) -> None:
 
     The exit code is 1 if what is heard is not exact.
     """
+    if out is not None:
+        expect_writable(out)
     with _needing("codec"):
         from orpheus_ws.bench.gpu_check import measure
 

@@ -6,9 +6,11 @@ before it could take it.
 """
 
 import contextlib
+import errno
 import os
 import sys
 import threading
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, NoReturn
@@ -16,7 +18,7 @@ from typing import Final, NoReturn
 import click
 
 from orpheus_ws import logs
-from orpheus_ws.errors import OrpheusError
+from orpheus_ws.errors import OrpheusError, StartupError
 
 PROGRAM: Final = "orpheus-ws"
 
@@ -59,13 +61,20 @@ def run(commands: click.Group, name: str, program: str = PROGRAM) -> Exit:
         command = error.ctx.command_path if error.ctx else name
         # Some of click's messages are lists.
         said = " ".join(error.format_message().split()).removesuffix(".")
-        click.echo(f"{program}: {said}; see `{command} --help`", err=True)
+        see = " See" if said.endswith("?") else "; see"
+        click.echo(f"{program}: {said}{see} `{command} --help`", err=True)
         return Exit.USAGE
     except click.Abort:
         click.echo(f"{program}: interrupted", err=True)
         return Exit.INTERRUPTED
     except OrpheusError as error:
         return report(error, program)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # Files have their own errors, so this is a standard stream; that nobody reads it is click's affair.
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - for what was not flushed
+        return report(StartupError(f"cannot write the output: {error.strerror}"), program)
     return Exit(code or Exit.DONE)
 
 
@@ -84,7 +93,8 @@ def leave(code: Exit) -> NoReturn:
     """
     logs.finish(LOG_SECONDS)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # nobody reads it, or there is no space
+        # Nobody reads it, there is no space, or a signal came in the middle of a write.
+        with contextlib.suppress(OSError, RuntimeError):
             stream.flush()
     os._exit(code)
 
@@ -96,15 +106,22 @@ def leave_anyway(code: Exit, seconds: float) -> None:
     late.start()
 
 
-def end_children() -> None:
-    """Kill the processes below this one: those of a library that a model is being loaded with."""
+def ender_of_children() -> Callable[[], None]:
+    """What kills the processes below this one: those of a library that a model is being loaded with.
+
+    It is made beforehand: a signal may come in the middle of an import, when another cannot begin.
+    """
     try:
         import psutil
     except ModuleNotFoundError:  # of the extras; the engines that have processes bring it
-        return
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+        return lambda: None
+
+    def end() -> None:
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    return end
 
 
 def open_standard_streams() -> None:

@@ -17,4 +17,4 @@ def write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise BenchFailed(f"cannot write {str(path)!r} ({type(error).__name__})") from error
+        raise BenchFailed(f"cannot write {str(path)!r}: {error.strerror}") from error

@@ -14,7 +14,7 @@ import click
 
 from orpheus_ws import config as configuration
 from orpheus_ws import logs
-from orpheus_ws.cli.exits import Exit, end_children, leave, leave_anyway, report
+from orpheus_ws.cli.exits import Exit, ender_of_children, leave, leave_anyway, report
 from orpheus_ws.cli.options import SHORTCUTS, configured, examples, flags
 from orpheus_ws.errors import OrpheusError
 
@@ -44,8 +44,7 @@ def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None)
     """
     config = configuration.load(file=file, environment=os.environ, flags=flags(settings, shortcuts))
     logs.configure(config.log.level)
-    for number in _SIGNALS:
-        signal.signal(number, _leave_while_starting)
+    _leave_on_signals()
     try:
         code = _run(_serve(config))
     except OrpheusError as error:
@@ -95,10 +94,19 @@ async def _serve(config: configuration.Config) -> Exit:
         return ending
 
 
-def _leave_while_starting(_number: int, _frame: object) -> None:
+def _leave_on_signals() -> None:
     """Loading a model may take minutes and cannot be interrupted; nobody is served yet."""
-    end_children()
-    leave(Exit.DONE)
+    end_children = ender_of_children()
+
+    def end(_number: int, _frame: object) -> None:
+        # A second one, on its way already, would come in the middle of this.
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        end_children()
+        leave(Exit.DONE)
+
+    for number in _SIGNALS:
+        signal.signal(number, end)
 
 
 def _notify(state: str) -> None:
