@@ -8,6 +8,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
 from orpheus_ws import keys as keys_module
 from orpheus_ws import messages as m
@@ -15,9 +18,10 @@ from orpheus_ws.access_tokens import make_token
 from orpheus_ws.server import Server
 from orpheus_ws.server.page import TOKEN_PATH
 from tests.harness import peer, server, turns_until
-from tests.http_peers import PATHS, SHORT, ask, calling, every_surface, http_server, one_call
+from tests.http_peers import PATHS, SHORT, ask, body, calling, every_surface, http_server, one_call
 from tests.server_peers import SENTENCE, STEPPED, closed, held
 from tests.test_server_keys import ALICE, BOB, KeyFile, gets_in, reread
+from tests.translators import BY_NAME
 
 KEY = "auth.keys.alice=alices"
 LINES = (
@@ -318,12 +322,62 @@ for _ in range(50):
     NESTED = [NESTED]
 
 
+UNKNOWN = {"trace": True, "lead_ms": 1, "words": True, "x" * 1000: ABSURD[:9000]}
+"""Our own fields are nobody's in other protocols."""
+RAW = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24_000}
+ABSURDLY = {
+    "native": ("/v1/tts", {"type": "open", "context": "a", "voice": ABSURD}),
+    "baseten": ("/v1/baseten/websocket", {"voice": ABSURD, "model": "m", **UNKNOWN}),
+    "vllm_omni": (
+        "/v1/audio/speech/stream",
+        {"type": "session.config", "voice": ABSURD[:9000], "model": ABSURD[:9000], **UNKNOWN},
+    ),
+    "cartesia": (
+        "/tts/websocket",
+        {
+            "context_id": "a",
+            "model_id": ABSURD[:9000],
+            "transcript": "Hi.",
+            "voice": {"mode": "id", "id": ABSURD[:9000]},
+            "output_format": RAW,
+            **UNKNOWN,
+        },
+    ),
+    "deepgram": (
+        f"/v1/speak?model={ABSURD[:7000]}&encoding=linear16",
+        {"type": "Speak", "text": "Hi.", **UNKNOWN},
+    ),
+}
+
+
+@pytest.mark.parametrize("surface", ABSURDLY)
+async def test_names_without_end(surface: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A voice or a model of any length is an error or the default, and is not repeated; so is what is ours."""
+    assert set(ABSURDLY) == set(BY_NAME) | {"native"}
+    path, message = ABSURDLY[surface]
+    async with server() as started:
+        url = f"ws://127.0.0.1:{started.address.port}{path}"
+        subprotocols = [Subprotocol("tts.v1.json")] if surface == "native" else None
+        async with connect(url, subprotocols=subprotocols, compression=None) as asking:
+            await asking.send(json.dumps(message))
+            # A message that is too long ends every socket, once what came before it is answered.
+            await asking.send("x" * 70_000)
+            heard = []
+            with contextlib.suppress(ConnectionClosed):
+                while True:
+                    heard.append(await asking.recv())
+        said = "".join(each for each in heard if isinstance(each, str))
+        assert "xxxx" not in said
+        assert "turn_ms" not in said
+        await turns_until(lambda: started.admission.active == 0)
+        assert "xxxx" not in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 @every_surface
 @pytest.mark.parametrize("field", ["voice", "model", "trace", "lead_ms", "x" * 1000])
 async def test_fields_that_nobody_knows(surface: str, field: str) -> None:
     """They are answered as if they were not there, or refused without a word of them."""
-    from tests.http_peers import body
-
     async with http_server() as started, calling(started) as caller:
         for value in (ABSURD, True, NESTED, {"id": ABSURD}, None):
             asked = body(surface, SHORT) | {field: value}
