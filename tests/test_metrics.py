@@ -34,7 +34,8 @@ for kind, words in {
     "gauge": (
         "capacity_source sockets_admitted slots_taken contexts_awaiting_turn sockets "
         "live_contexts capacity alive draining_seconds drain_limit_seconds "
-        "contexts_waiting_over_1s segments_stalled_over_1s codec_streams codec_busy_seconds"
+        "contexts_waiting_over_1s segments_stalled_over_1s codec_streams codec_busy_seconds "
+        "reload_failed certificate_expires_timestamp_seconds"
     ),
     "histogram": (
         "chunk_gap_seconds real_time_factor codec_batch_streams codec_step_seconds "
@@ -57,6 +58,7 @@ LABELS = {
     "orpheus_key_limited_total": {"key", "limit"},
     "orpheus_key_characters_total": {"key"},
     "orpheus_reloads_total": {"what", "outcome"},
+    "orpheus_reload_failed": {"what"},
     "orpheus_contexts_total": {"outcome", "surface"},
     "orpheus_capacity_source": {"source"},
 }

@@ -253,6 +253,16 @@ async def test_a_crowd_at_the_metrics() -> None:
         assert await metric(started, "orpheus_sockets_admitted") > 0
 
 
+async def test_health_in_a_crowd_of_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told at once, whoever waits for his scrape: a server is not killed for being looked at."""
+    monkeypatch.setattr(scrapes, "SCRAPES_PER_SECOND", 0.01)
+    async with server() as started:
+        port = started.address.metrics_port
+        assert (await http(started, "/metrics", port=port))[0] == 200
+        async with raw(started, b"GET /metrics HTTP/1.1\r\n\r\n", "metrics_port"):
+            assert await http(started, "/healthz", port=port) == (200, '{"alive":true}\n')
+
+
 async def test_nothing_waits_when_the_server_stops() -> None:
     """Guests are cut off with the server, whatever they wait for."""
     async with contextlib.AsyncExitStack() as stack:

@@ -19,6 +19,7 @@ from orpheus_ws.client import connect, connect_sync
 from orpheus_ws.config import ServerConfig
 from orpheus_ws.errors import ClientError, StartupError
 from orpheus_ws.server import Server, tls
+from orpheus_ws.server.scrapes import Scrapes
 from tests.certificates import Authority
 from tests.harness import peer, server, turns_until
 from tests.http_peers import SPEECH, speech
@@ -359,3 +360,28 @@ def for_clients(key: bytes) -> bytes:
         not_valid_after=now + datetime.timedelta(days=90),
     ).add_extension(usage, critical=True)
     return made.sign(private, hashes.SHA256()).public_bytes(Encoding.PEM)  # type: ignore[arg-type]
+
+
+async def test_health_without_tls(authority: Authority) -> None:
+    """Whoever looks after the process needs no certificate: it is told at the port of the metrics."""
+    async with server(*authority.settings) as started:
+        for path in ("/healthz", "/health", "/v1/health/live"):
+            status, body = await http(started, path, port=started.address.metrics_port)
+            assert (status, json.loads(body)) == (200, {"alive": True})
+        assert (await http(started, "/metrics", port=started.address.metrics_port))[0] == 200
+
+
+@pytest.mark.parametrize(("late", "status"), [(0.0, 200), (3.9, 200), (4.0, 503), (600.0, 503)])
+async def test_health_of_an_event_loop_that_stands_still(late: float, status: int) -> None:
+    """It is told by a thread of its own, which goes on when the event loop does not."""
+    async with server() as started:
+        port, asked = started.address.metrics_port, "/healthz"
+        standing = await asyncio.to_thread(
+            Scrapes, "127.0.0.1", 0, started.metrics.registry, lambda: late
+        )
+        try:
+            assert (await http(started, asked, port=standing.port))[0] == status
+            assert (await http(started, "/metrics", port=standing.port))[0] == 200
+            assert (await http(started, asked, port=port))[0] == 200
+        finally:
+            await asyncio.to_thread(standing.close)

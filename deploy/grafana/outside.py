@@ -208,21 +208,15 @@ CAPACITY: Final = (
     ),
     Panel(
         "Files read again",
-        "reqps",
-        "Keys and certificates that were read again while serving. Good: none has failed; what was read "
-        "before stays in use, and a certificate runs out some day.",
+        "short",
+        "Replicas whose keys or certificate have changed and cannot be read, and how often a second they were "
+        "read again. Good is 0 failed; until then what was read before stays in use.",
         (
+            Query("sum by (what) (orpheus_reload_failed{SELECTED})", "{{what}} as before"),
             Query(
                 f"sum by (what, outcome) ({rate('orpheus_reloads_total')})", "{{what}} {{outcome}}"
             ),
         ),
-    ),
-    Panel(
-        "Files that cannot be read",
-        "short",
-        "Replicas whose keys or certificate have changed and cannot be used as they are now. Good is 0; until "
-        "then what was read before stays in use.",
-        (Query("sum by (what) (orpheus_reload_failed{SELECTED})", "{{what}}"),),
         ("OrpheusReloadFailed",),
     ),
     Panel(

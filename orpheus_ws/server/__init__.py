@@ -77,13 +77,13 @@ async def running(config: Config) -> AsyncIterator[Server]:
         server = Server(config, parts, metrics, tracer, routes, keys, certificate)
         await stack.enter_async_context(_beside(server.watch()))
         await stack.enter_async_context(_beside(server.reloading.watch(seen)))
-        await stack.enter_async_context(beating(metrics))
+        pulse = await stack.enter_async_context(beating(metrics))
         if not await server.health.probe():
             raise StartupError(
                 "engine and codec started, but a test word gave no sound within "
                 f"{PROBE_SECONDS:g} s"
             )
-        metrics_port = await serve_metrics(config.server, metrics, stack)
+        metrics_port = await serve_metrics(config.server, metrics, pulse, stack)
         port = await _listen(server, stack)
         http_port = await _listen_http(server, stack)
         server.address = Address(

@@ -57,6 +57,11 @@ def identify(keys: KeyRing, headers: Headers, path: str, now: float) -> Key | No
     return None
 
 
+def shows_any(headers: Headers, path: str) -> bool:
+    """Whether a request carries a key or a token at all, valid or not."""
+    return any(_presented(headers)) or any(_tokens(path.partition("?")[2]))
+
+
 def without_secrets(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """The first value of each header or of each name in a query, but for those that carry secrets.
 

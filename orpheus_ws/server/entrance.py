@@ -35,6 +35,14 @@ _READY: Final = response("200 OK", b'{"ready":true}\n')
 _CREDENTIALS: Final = re.compile(rb"(?i)\n(authorization|x-api-key|xi-api-key):|[?&]token=")
 """What `auth.identify` would look for; most of a storm has none of it."""
 
+_ANY_KEY: Final = (
+    "no key was sent: send one as 'Authorization: Bearer KEY', or a token in the address as ?token="
+)
+_OTHER_KEY: Final = (
+    "the key or token that was sent is not one of this server's, or has expired: send another one"
+)
+"""Nothing tells which of them, or how near it was."""
+
 _log = logging.getLogger("orpheus_ws.server")
 
 
@@ -121,9 +129,8 @@ class Entrance:
             return Refusal(403, "origin", "pages of this origin are not listed in auth.origins")
         key = auth.identify(self.keys, headers, target, time.time())
         if key is None:
-            advice = (
-                "send a valid key as 'Authorization: Bearer KEY', or a ?token= that has not expired"
-            )
+            shown = auth.shows_any(headers, target)
+            advice = _OTHER_KEY if shown else _ANY_KEY
             return Refusal(401, "auth", advice, {"WWW-Authenticate": "Bearer"})
         return key
 

@@ -57,6 +57,8 @@ class AdmittedConnection(ServerConnection):
     """What serves it, from the handshake's end to its own."""
     inside = False
     """See `Visitor`."""
+    received = 0
+    """See `Sender`."""
     lost = False
     _heard_at = 0.0
     _frames = 0
@@ -88,6 +90,11 @@ class AdmittedConnection(ServerConnection):
         idle_since = None if self.serving is None else self.serving.idle_since
         return None if idle_since is None else max(idle_since, self._heard_at)
 
+    @property
+    def held_back(self) -> bool:
+        """See `Sender`."""
+        return self._inflow is not None and self._inflow.paused
+
     def evict(self) -> None:
         """See `Holder`."""
         assert self.serving is not None
@@ -113,6 +120,7 @@ class AdmittedConnection(ServerConnection):
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
         self._heard_at = clock()
+        self.received += len(data)
         if self._guest is not None:
             self._guest.feed(data)
         elif self._inflow is not None:

@@ -49,6 +49,8 @@ class Protocol(H11Protocol):
         self._door = door
         self._porch = porch
         self.inside = False
+        self.received = 0
+        """See `Sender`."""
         self._guest: Guest | None = None
         self._inflow: Inflow | None = None
         self.closed: asyncio.Future[None] = self.loop.create_future()
@@ -76,8 +78,14 @@ class Protocol(H11Protocol):
         self.inside = True
         self._guest = self._door.arrive(transport, enter)
 
+    @property
+    def held_back(self) -> bool:
+        """See `Sender`."""
+        return self._inflow is not None and self._inflow.paused
+
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
+        self.received += len(data)
         if self._guest is not None:
             self._guest.feed(data)
         elif self._inflow is not None:

@@ -45,7 +45,8 @@ class Inflow:
         self._held = bytearray()
         self._next: asyncio.Handle | None = None
         self._full = False
-        self._paused = False
+        self.paused = False
+        """Whether nothing is read from the transport for now."""
         self._loop = asyncio.get_running_loop()
 
     def feed(self, data: bytes) -> None:
@@ -105,11 +106,11 @@ class Inflow:
         self._read(wanted=self._next is None and not self._full)
 
     def _read(self, *, wanted: bool) -> None:
-        if wanted and self._paused:
-            self._paused = False
+        if wanted and self.paused:
+            self.paused = False
             self._transport.resume_reading()
-        elif not wanted and not self._paused:
-            self._paused = True
+        elif not wanted and not self.paused:
+            self.paused = True
             self._transport.pause_reading()
 
 

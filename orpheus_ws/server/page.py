@@ -65,7 +65,9 @@ class Page:
         keys = self._entrance.keys
         key = auth.identify(keys, headers, "", now)
         if key is None:
-            return Refusal(401, "auth", "no key of this server; type another one")
+            shown = auth.shows_any(headers, "")
+            advice = "no key of this server; type another one" if shown else "type a key"
+            return Refusal(401, "auth", advice)
         token = keys.token(key, int(now) + TOKEN_SECONDS) if keys.required else None
         return _response(JSON_TYPE, msgspec.json.encode({"token": token}) + b"\n")
 

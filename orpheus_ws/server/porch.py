@@ -15,6 +15,7 @@ from typing import Final, Protocol, cast
 
 from orpheus_ws.config import ServerConfig
 from orpheus_ws.server.bucket import Bucket
+from orpheus_ws.server.chaff import Chaff, Sender
 from orpheus_ws.server.door import BURST_SECONDS, TICK_SECONDS, Porter
 from orpheus_ws.server.websocket import CLOSE_SECONDS
 from orpheus_ws.trace import clock
@@ -29,7 +30,7 @@ SHAKING: Final = 64
 into the 1024 open files that many systems allow."""
 
 
-class Visitor(Protocol):
+class Visitor(Sender, Protocol):
     """What `create_server` makes for a connection: a protocol of asyncio's.
 
     Its `connection_made` is called once more with the transport of TLS, or its `connection_lost` if it
@@ -71,6 +72,7 @@ class Porch:
         self._bucket = Bucket(rate, max(1.0, rate * BURST_SECONDS))
         self._seconds = config.handshake_seconds
         self._porter = porter
+        self._chaff = Chaff()
         self._loop = asyncio.get_running_loop()
         self._silent: dict[_Knock, None] = {}
         self._line: dict[_Knock, None] = {}
@@ -92,6 +94,7 @@ class Porch:
         What is sent stays with the kernel: nothing is read before TLS reads it.
         """
         if transport.get_extra_info("sslcontext") is not None:
+            self._chaff.watch(visitor, transport)
             return False
         try:
             connected = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
@@ -113,6 +116,7 @@ class Porch:
 
     def close(self) -> None:
         """Let nobody in any more."""
+        self._chaff.close()
         if self._ticking is not None:
             self._ticking.cancel()
         for knock in (*self._silent, *self._line):

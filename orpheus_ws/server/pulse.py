@@ -55,10 +55,10 @@ class Pulse:
 
 
 @contextlib.asynccontextmanager
-async def beating(metrics: Metrics) -> AsyncIterator[None]:
+async def beating(metrics: Metrics) -> AsyncIterator[Pulse]:
     """Have it measured until the block is left."""
     pulse = Pulse(metrics)
     try:
-        yield
+        yield pulse
     finally:
         pulse.stop()

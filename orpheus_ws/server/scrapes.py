@@ -1,7 +1,8 @@
 """The port of the metrics: an event loop on a thread of its own, so that scrapes work while the server's
 does not.
 
-Rule: a scrape is one response to one request. It waits at a door like that of the other ports, at a rate
+Rule: a scrape is one response to one request. Whether the server's event loop turns is told here as well, without
+TLS and whatever crowd there is at the other ports. It waits at a door like that of the other ports, at a rate
 that no Prometheus comes near, because what it costs is taken from the interpreter that speaks.
 """
 
@@ -14,20 +15,33 @@ from typing import Any, Final, cast
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from orpheus_ws.server.door import BACKLOG, Door, Guest
+from orpheus_ws.server.door import BACKLOG, Door, Guest, response
+from orpheus_ws.server.entrance import ALIVE_PATHS
 
 SCRAPES_PER_SECOND: Final = 10
 """A page takes some 3 ms to write, so this is 3 % of a core. Prometheus asks every 15 s or so."""
 SCRAPE_SECONDS: Final = 10.0
 """How long a scraper may take to ask and to read: Prometheus gives up after as long by default."""
 
+STOPPED_SECONDS: Final = 4.0
+"""An event loop that has stood still for so long answers nobody: a probe there would have given up at 5 s."""
+
+_ALIVE: Final = response("200 OK", b'{"alive":true}\n')
+_STOPPED: Final = response("503 Service Unavailable", b'{"alive":false}\n')
+
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class Scrapes:
-    """The thread. Raises `OSError` where the port cannot be had."""
+    """The thread. Raises `OSError` where the port cannot be had.
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+    `late` says for how many seconds the server's event loop has not turned though it should.
+    """
+
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, late: Callable[[], float]
+    ) -> None:
+        self._late = late
         self._page = cast(WsgiApp, make_wsgi_app(registry))
         self._loop = _new_event_loop()
         try:
@@ -40,9 +54,12 @@ class Scrapes:
         self._thread.start()
 
     async def _listen(self, host: str, port: int) -> asyncio.Server:
-        self._door = Door(SCRAPES_PER_SECOND, SCRAPE_SECONDS, _Porter())
-        factory = functools.partial(_Scrape, self._door, self._page)
+        self._door = Door(SCRAPES_PER_SECOND, SCRAPE_SECONDS, _Porter(self._late))
+        factory = functools.partial(_Scrape, self._door, self._respond)
         return await self._loop.create_server(factory, host, port, backlog=BACKLOG)
+
+    def _respond(self, sent: bytes) -> bytes:
+        return _health(sent, self._late) or _respond(self._page, sent)
 
     def _run(self) -> None:
         self._loop.run_forever()
@@ -59,22 +76,25 @@ class Scrapes:
 
 
 class _Porter:
-    """Nobody is known here, and there is only one page."""
+    """Nobody is known here, and one page costs nothing."""
+
+    def __init__(self, late: Callable[[], float]) -> None:
+        self._late = late
 
     def knows(self, head: bytes) -> bool:
         return False
 
     def page_now(self, head: bytes) -> bytes | None:
-        return None
+        return _health(head, self._late)
 
     def turned_away(self) -> None:
         """The registry belongs to another thread's loop; the log has it."""
 
 
 class _Scrape(asyncio.Protocol):
-    def __init__(self, door: Door, page: WsgiApp) -> None:
+    def __init__(self, door: Door, respond: Callable[[bytes], bytes]) -> None:
         self._door = door
-        self._page = page
+        self._respond = respond
         self._guest: Guest | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -97,8 +117,16 @@ class _Scrape(asyncio.Protocol):
         self._guest = None
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(SCRAPE_SECONDS, self._transport.abort)
-        self._transport.write(_respond(self._page, sent))
+        self._transport.write(self._respond(sent))
         self._transport.close()
+
+
+def _health(sent: bytes, late: Callable[[], float]) -> bytes | None:
+    """The answer to a question for the server's health; None: this is none."""
+    path = sent.partition(b" ")[2].partition(b" ")[0].decode("latin-1")
+    if path not in ALIVE_PATHS:
+        return None
+    return _ALIVE if late() < STOPPED_SECONDS else _STOPPED
 
 
 def _respond(page: WsgiApp, sent: bytes) -> bytes:

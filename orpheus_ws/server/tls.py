@@ -54,6 +54,8 @@ def read_context(config: ServerConfig) -> ssl.SSLContext:
     """A context with the files as they are now. Blocks. Raises `StartupError`."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # OpenSSL 3 refuses it by itself.
+    context.options |= ssl.OP_NO_RENEGOTIATION
     # A WebSocket is an upgrade of HTTP/1.1 here, and nothing speaks HTTP/2.
     context.set_alpn_protocols(["http/1.1"])
     _load(context, config)

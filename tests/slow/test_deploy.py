@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from orpheus_ws.cli import cli
 from orpheus_ws.engine.trtllm_process import SHUTDOWN_SECONDS
 from orpheus_ws.errors import StartupError
 from orpheus_ws.manifest import NAME
+from orpheus_ws.server import tls
 from orpheus_ws.server.health import PROBE_SECONDS
 from orpheus_ws.server.websocket import CLOSE_SECONDS
 from tests.fleet import DEPLOY, program
@@ -51,7 +53,11 @@ def read(*parts: str) -> str:
 
 def built(overlay: str, *parts: str) -> dict[str, Manifest]:
     """What kustomize makes of an overlay, by kind; of Services the one for clients."""
-    folder = DEPLOY.joinpath("kubernetes", "overlays", overlay, *parts)
+    return kustomized(DEPLOY.joinpath("kubernetes", "overlays", overlay, *parts))
+
+
+def kustomized(folder: Path) -> dict[str, Manifest]:
+    """What kustomize makes of a folder, by kind; of Services the one for clients."""
     line = [program("kubectl"), "kustomize", str(folder)]
     text = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout
     found = list(yaml.safe_load_all(text))
@@ -130,6 +136,42 @@ def test_the_container_fits_the_server(overlay: str) -> None:
     assert int(limits["cpu"]) >= 2
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert loaded.engine.name == ("pocket" if overlay == "cpu-demo" else "trtllm")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_tls(overlay: str, tmp_path: Path) -> None:
+    """With the component for it the server speaks TLS, and no probe asks for it where it is not spoken."""
+    kubernetes = shutil.copytree(DEPLOY / "kubernetes", tmp_path / "kubernetes")
+    file = kubernetes / "overlays" / overlay / "kustomization.yaml"
+    text = file.read_text(encoding="utf-8")
+    assert "  # - ../../components/tls\n" in text
+    file.write_text(text.replace("# - ../../components/tls", "- ../../components/tls"))
+    manifests = kustomized(file.parent)
+    container = server(manifests)
+    for kind in ("Deployment", "Service"):
+        kubernetes_validate.validate(manifests[kind], KUBERNETES, strict=True)
+    loaded = configured(container, DOCKERFILES[overlay])
+    assert tls.is_on(loaded.server)
+    mounted = {each["name"]: each for each in container["volumeMounts"]}["tls"]
+    assert mounted["readOnly"]
+    assert {str(path.parent) for path in tls.files(loaded.server)} == {mounted["mountPath"]}
+    volumes = manifests["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    assert [each["secret"]["secretName"] for each in volumes if each["name"] == "tls"]
+    plain = server(built(overlay))
+    for name in ("startup", "liveness", "readiness"):
+        probe, without = container[f"{name}Probe"], plain[f"{name}Probe"]
+        asked, asked_without = probe.pop("httpGet"), without.pop("httpGet")
+        assert (probe, asked["path"]) == (without, asked_without["path"])
+        assert (asked["port"], asked.get("scheme")) in (("metrics", None), ("ws", "HTTPS"))
+    assert asked["port"] == "ws"
+    assert manifests["Service"]["spec"]["ports"][0]["appProtocol"] == "kubernetes.io/wss"
+
+
+@pytest.mark.parametrize("name", sorted(set(DOCKERFILES.values())))
+def test_health_of_a_container(name: str) -> None:
+    """It is asked for where no TLS is spoken, whatever the configuration."""
+    (address,) = re.findall(r"urlopen\('(http:[^']+)'", read("container", name))
+    assert address == f"http://127.0.0.1:{config.ServerConfig().metrics_port}/healthz"
 
 
 @pytest.mark.parametrize("overlay", [name for name in OVERLAYS if DEVICES[name]])
