@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator
 
 import msgpack
@@ -105,6 +106,31 @@ async def test_bad_ids_cost_frames_not_streams() -> None:
         assert isinstance(received[-1], m.Done)
         assert pcm(received)
         assert await metric(started, "orpheus_invalid_tokens_total") > 0
+
+
+async def test_what_ids_cost_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """partial-last-frame, text-token-in-speech: whole frames are heard, and the log has what was not."""
+    caplog.set_level(logging.INFO, logger="orpheus_ws")
+    whole = [frame_ids([code] * CODES_PER_FRAME) for code in range(1, 5)]
+
+    async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
+        first, *others = whole
+        yield [*first[:3], 1234, *first[3:]]
+        for frame in others:
+            yield frame
+        yield whole[0][:5]
+        yield [END_OF_SPEECH]
+
+    async with one() as (started, connected):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(started.engine, "generate", generate)
+            await connected.say("a", SENTENCE)
+            received = await connected.utterance("a")
+        assert await metric(started, "orpheus_invalid_tokens_total") == 1
+        assert await metric(started, "orpheus_frames_total") == len(whole)
+    assert len(pcm(received)) == len(whole) * 2048 * 2
+    (line,) = [vars(record) for record in caplog.records if record.message == "context ended"]
+    assert (line["invalid_tokens"], line["dropped_tokens"], line["tokens"]) == (1, 5, 35)
 
 
 async def test_no_audio_is_tried_twice() -> None:
