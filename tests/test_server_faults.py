@@ -10,7 +10,7 @@ import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.engine import Prompt
-from orpheus_ws.tokens import CODES_PER_FRAME, END_OF_SPEECH, frame_ids
+from orpheus_ws.tokens import CODES_PER_FRAME, END_OF_SPEECH, FRAME_SECONDS, frame_ids
 from tests.harness import JSON, MSGPACK, pcm, peer, turns_until
 from tests.server_peers import SENTENCE, STEPPED, closed, metric, one
 
@@ -131,6 +131,30 @@ async def test_what_ids_cost_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert len(pcm(received)) == len(whole) * 2048 * 2
     (line,) = [vars(record) for record in caplog.records if record.message == "context ended"]
     assert (line["invalid_tokens"], line["dropped_tokens"], line["tokens"]) == (1, 5, 35)
+
+
+async def test_the_real_time_factor_is_the_engines() -> None:
+    """What is generated over what the engine took for it, whoever waits for whom besides."""
+    now = 1000.0
+
+    async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
+        nonlocal now
+        for code in range(1, 11):
+            now += 0.2
+            yield frame_ids([code] * CODES_PER_FRAME)
+        yield [END_OF_SPEECH]
+
+    async with one() as (started, connected):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(started.engine, "generate", generate)
+            patch.setattr("orpheus_ws.synthesis.clock", lambda: now)
+            await connected.say("a", f"{SENTENCE} {SENTENCE}")
+            done = (await connected.utterance("a"))[-1]
+        assert isinstance(done, m.Done)
+        assert done.rtf == round(FRAME_SECONDS / 0.2, 2)
+        assert await metric(started, "orpheus_real_time_factor_count") == 2
+        factors = await metric(started, "orpheus_real_time_factor_sum")
+        assert factors == pytest.approx(2 * FRAME_SECONDS / 0.2)
 
 
 async def test_no_audio_is_tried_twice() -> None:

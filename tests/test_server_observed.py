@@ -14,6 +14,7 @@ from orpheus_ws import messages as m
 from orpheus_ws.audio import AUDIBLE, Player
 from orpheus_ws.context import Context
 from orpheus_ws.engine.simulated import Options, SimulatedEngine
+from orpheus_ws.errors import StartupError
 from orpheus_ws.logs import Formatter
 from orpheus_ws.server.voice import Voice
 from orpheus_ws.session import Action, Session
@@ -196,6 +197,23 @@ async def test_a_full_server_that_speaks_is_ready(monkeypatch: pytest.MonkeyPatc
         await connected.say("a", SENTENCE)
         await connected.wait_for(m.Started)
         assert (await http(started, "/readyz"))[0] == 503
+
+
+@pytest.mark.parametrize("fault", ["empty", "raises", "stalls"])
+async def test_a_server_that_cannot_speak_is_not_ready(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that is there and free and gives no sound makes no server ready, at the start or later."""
+    monkeypatch.setattr("orpheus_ws.server.health.PROBE_SECONDS", 0.3)
+    # What raises or stalls does so after two frames, which are silent here.
+    mute = (f"engine.options.fault={fault}", "engine.options.silent_frames=2")
+    with pytest.raises(StartupError, match="a test word gave no sound"):
+        async with server(*mute):
+            pass
+    async with server(*mute, "engine.options.fault_requests=1,2") as started:
+        started.health._worked_at = None
+        assert (await http(started, "/readyz"))[0] == 503
+        assert started.engine.statistics().active == 0
 
 
 async def test_a_simulated_engine_is_marked() -> None:
