@@ -183,6 +183,25 @@ async def test_no_audio_once_is_healed() -> None:
         assert pcm(received)
 
 
+async def test_the_second_attempt_has_another_seed() -> None:
+    """one-word: an engine that has nothing to say for a seed would have nothing for it again."""
+    asked: list[Prompt] = []
+
+    async def generate(prompt: Prompt) -> AsyncGenerator[list[int], None]:
+        asked.append(prompt)
+        if prompt.seed != asked[0].seed:
+            yield frame_ids([1] * CODES_PER_FRAME)
+        yield [END_OF_SPEECH]
+
+    async with one() as (started, connected):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(started.engine, "generate", generate)
+            await connected.say("a", "Hi.")
+            received = await connected.utterance("a")
+    assert pcm(received)
+    assert [prompt.text for prompt in asked] == ["Hi.", "Hi."]
+
+
 async def test_an_engine_that_is_cancelled_inside() -> None:
     """An engine whose own work is cancelled fails the context; it does not silence the socket."""
 
