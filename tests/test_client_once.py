@@ -46,7 +46,7 @@ async def test_unheard_whole_text_goes_again(text: SpokenText) -> None:
 
 
 async def test_a_text_that_was_still_being_sent() -> None:
-    """spoken-twice: reader and writer both notice that the socket is lost, and it is one loss all the same."""
+    """Reader and writer both notice that the socket is lost, and it is one loss all the same."""
 
     async def lost_reading(socket: FaultySocket) -> None:
         await socket.receive(m.Text)

@@ -35,7 +35,7 @@ async def test_never_stops() -> None:
 
 
 async def test_an_engine_that_ignores_max_tokens() -> None:
-    """never-stops: the segment ends at max_tokens also if the engine would say more, and is left."""
+    """The segment ends at max_tokens also if the engine would say more, and is left."""
     left: list[int] = []
 
     async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
@@ -80,7 +80,7 @@ async def test_loop_then_more() -> None:
 
 
 async def test_a_long_pause_is_no_loop() -> None:
-    """repetition-loop: a pause after a sound that came twice is no loop, though it is all the same."""
+    """A pause after a sound that came twice is no loop, though it is all the same."""
     silence = [[0] * CODES_PER_FRAME] * 60
     sounds = [[code] * CODES_PER_FRAME for code in (1, 2, 1, 2)]
 
@@ -109,7 +109,7 @@ async def test_bad_ids_cost_frames_not_streams() -> None:
 
 
 async def test_what_ids_cost_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """partial-last-frame, text-token-in-speech: whole frames are heard, and the log has what was not."""
+    """Whole frames are heard, and the log has what was not."""
     caplog.set_level(logging.INFO, logger="orpheus_ws")
     whole = [frame_ids([code] * CODES_PER_FRAME) for code in range(1, 5)]
 
@@ -184,7 +184,7 @@ async def test_no_audio_once_is_healed() -> None:
 
 
 async def test_the_second_attempt_has_another_seed() -> None:
-    """one-word: an engine that has nothing to say for a seed would have nothing for it again."""
+    """An engine that has nothing to say for a seed would have nothing for it again."""
     asked: list[Prompt] = []
 
     async def generate(prompt: Prompt) -> AsyncGenerator[list[int], None]:

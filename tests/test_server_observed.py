@@ -46,7 +46,7 @@ async def test_metrics_tell_what_happened() -> None:
 
 @pytest.mark.parametrize("rate", [8000, 24_000])
 async def test_leading_silence(rate: int, caplog: pytest.LogCaptureFixture) -> None:
-    """leading-silence: 50 ms of 0.6 s are heard, the rest is logged, and the first sound is what is timed."""
+    """Of 0.6 s of silence 50 ms are heard, the rest is logged, and the first sound is what is timed."""
     caplog.set_level(logging.INFO, logger="orpheus_ws")
     async with one("engine.options.silent_frames=7") as (started, connected):
         await connected.send(m.Config(sample_rate=rate))
@@ -93,7 +93,7 @@ async def test_underruns_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_sound_is_heard_once_it_is_delivered() -> None:
-    """leading-silence: a resampler may still hold the sample that the shaper has let pass."""
+    """A resampler may still hold the sample that the shaper has let pass."""
     settings = m.Settings(voice="tara", sample_rate=8000)
     context = Context("a", 1, settings, lambda *_: None, 0.0)
     voice = Voice(context, Player(), 0.0)
@@ -108,7 +108,7 @@ def test_the_first_sound_is_heard_once_it_is_delivered() -> None:
 async def test_time_to_first_audio_is_to_the_first_sound(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """leading-silence: chunks in which nothing can be heard yet are no first audio, only first bytes."""
+    """Chunks in which nothing can be heard yet are no first audio, only first bytes."""
     caplog.set_level(logging.INFO, logger="orpheus_ws")
     silent = iter((False, False))
     monkeypatch.setattr(Voice, "sounds", lambda _voice: next(silent, True))

@@ -90,7 +90,7 @@ def test_no_punctuation() -> None:
 
 
 def test_the_longest_segment_has_the_tokens_it_needs() -> None:
-    """no-punctuation: a segment may take 25 s, which is what the default `max_tokens` are enough for."""
+    """A segment may take 25 s, which is what the default `max_tokens` are enough for."""
     assert MAX_SEGMENT_SECONDS == 25
     seconds = MAX_TOKENS / CODES_PER_FRAME * FRAME_SECONDS
     assert pytest.approx(seconds, abs=FRAME_SECONDS) == MAX_SEGMENT_SECONDS

@@ -32,7 +32,7 @@ def test_unknown_tag() -> None:
     ],
 )
 def test_unknown_tags_with_attributes(text: str) -> None:
-    """unknown-tag: what is written for a voice that reads SSML is not read aloud, however it is cut."""
+    """What is written for a voice that reads SSML is not read aloud, however it is cut."""
     assert segments(text) == ["Hello there."]
     assert segments(*text) == ["Hello there."]
 

@@ -71,7 +71,7 @@ async def test_a_group_is_a_frame(opened: Opener) -> None:
 
 
 async def test_who_has_left_costs_no_steps(opened: Opener) -> None:
-    """disconnect-mid-speech: a request that is left takes no part in further steps, and alone there are none."""
+    """A request that is left takes no part in further steps, and alone there are none."""
     engine = await opened()
     groups = engine.generate(prompt())
     await anext(groups)
