@@ -17,7 +17,7 @@ from orpheus_ws.client import Utterance, connect, make_token
 from orpheus_ws.errors import ClientError, Disconnected, Refused, Unreachable, UtteranceFailed
 from tests.client_peers import refusing
 from tests.harness import server, turns_until
-from tests.server_peers import socket_of
+from tests.server_peers import metric, socket_of
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 STEPPED = "engine.options.step_seconds=0.01"
@@ -55,6 +55,8 @@ async def test_many_utterances_on_one_socket() -> None:
         sizes = await asyncio.gather(*(speak(SENTENCE[: 4 * n]) for n in range(2, 8)))
         assert sizes == sorted(sizes)
         assert started.admission.active == 1
+        assert client._connection is not None
+        assert not client._connection._receivers
 
 
 async def test_streamed_text() -> None:
@@ -177,6 +179,8 @@ async def test_leaving_the_loop_cancels() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await turns_until(lambda: started.engine.statistics().active == 0)
+        # By the end of its tokens the engine would have stopped as well.
+        assert await metric(started, "orpheus_contexts_total", outcome="cancelled") == 2
 
 
 async def test_errors_of_the_server() -> None:
@@ -200,6 +204,8 @@ async def test_errors_of_the_text() -> None:
         with pytest.raises(LookupError, match="has gone"):
             async for _ in client.speak(broken()):
                 pass
+        while not await metric(started, "orpheus_contexts_total", outcome="cancelled"):
+            pass
         await turns_until(lambda: started.engine.statistics().active == 0)
 
 
@@ -255,12 +261,6 @@ async def test_nothing_to_say() -> None:
         assert [chunk async for chunk in utterance] == []
         assert isinstance(utterance.result, m.Done)
         assert utterance.result.reason == "empty"
-
-
-async def test_text_that_cannot_be_encoded() -> None:
-    """Half a surrogate pair, as cut JSON has it, is left out instead of failing the utterance."""
-    async with server() as started, connect(started.address.url) as client:
-        assert [chunk async for chunk in client.speak("Hi \ud83d there.")]
 
 
 async def test_long_text() -> None:

@@ -45,6 +45,22 @@ async def test_unheard_whole_text_goes_again(text: SpokenText) -> None:
     assert [servers.text(0), servers.text(1)] == ["Hello there."] * 2
 
 
+async def test_a_text_that_was_still_being_sent() -> None:
+    """Reader and writer both notice that the socket is lost, and it is one loss all the same."""
+
+    async def lost_reading(socket: FaultySocket) -> None:
+        await socket.receive(m.Text)
+        await socket.lose()
+
+    text = ["These are words without an end and without a pause "] * 50_000
+    async with (
+        faulty(lost_reading, FaultySocket.speak) as servers,
+        connect(servers.url) as client,
+    ):
+        assert await heard(client.speak(text)) == 1
+    assert servers.text(1) == "".join(text)
+
+
 async def test_once_only() -> None:
     """It is sent again once: a text that kills servers does not kill them all."""
     async with (

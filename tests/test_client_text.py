@@ -201,3 +201,9 @@ async def test_a_writer_that_fails() -> None:
         with pytest.raises(ClientError, match="was cancelled"):
             await said(client, cancelled())
         assert await said(client, "Hi.") == ["Hi."]
+
+
+async def test_text_that_cannot_be_encoded() -> None:
+    """Half a surrogate pair, as cut JSON has it, is left out instead of failing the utterance."""
+    async with server() as started, connect(started.address.url) as client:
+        assert [chunk async for chunk in client.speak("Hi \ud83d there.")]

@@ -206,7 +206,7 @@ async def test_cancel_in_the_middle() -> None:
 
 
 async def test_cancel_while_the_engine_says_nothing() -> None:
-    """late-audio-after-cancel: the slot is free at once, whatever is waited for and whoever reads."""
+    """A cancel frees the slot at once, whatever is waited for and whoever reads."""
     stalled = ("engine.options.fault=stalls", "engine.options.fault_requests=1")
     async with one(*stalled) as (started, connected):
         (connection,) = started._connections
@@ -229,7 +229,7 @@ async def test_cancel_while_the_engine_says_nothing() -> None:
 
 @pytest.mark.parametrize("chunks", [0, 1])
 async def test_a_cancel_in_the_turn_of_a_chunk(chunks: int) -> None:
-    """late-audio-after-cancel: a chunk that is there before the speaker is interrupted is not sent."""
+    """A chunk that is there before the speaker is interrupted is not sent."""
     async with one() as (started, connected):
         (connection,) = started._connections
         speak = started.synthesis.speak

@@ -97,6 +97,14 @@ async def test_an_idle_socket_is_closed_at_its_moment(monkeypatch: pytest.Monkey
         assert await draining == 0
 
 
+async def test_an_idle_socket_that_says_nothing() -> None:
+    """Its moment comes without a word of its client's, and long before the drain's time is over."""
+    async with one("server.drain_seconds=3600") as (started, connected):
+        draining = asyncio.create_task(started.drain(lambda _low, _high: 0.1))
+        assert await closed(connected) == (1012, "restart")
+        assert await draining == 0
+
+
 async def test_a_context_that_ends_after_the_moment() -> None:
     """Once its moment has passed, a socket is closed as soon as its last context has ended."""
     async with one(STEPPED) as (started, connected):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator
 
 import msgpack
@@ -9,7 +10,7 @@ import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.engine import Prompt
-from orpheus_ws.tokens import CODES_PER_FRAME, END_OF_SPEECH, frame_ids
+from orpheus_ws.tokens import CODES_PER_FRAME, END_OF_SPEECH, FRAME_SECONDS, frame_ids
 from tests.harness import JSON, MSGPACK, pcm, peer, turns_until
 from tests.server_peers import SENTENCE, STEPPED, closed, metric, one
 
@@ -34,7 +35,7 @@ async def test_never_stops() -> None:
 
 
 async def test_an_engine_that_ignores_max_tokens() -> None:
-    """never-stops: the segment ends at max_tokens also if the engine would say more, and is left."""
+    """The segment ends at max_tokens also if the engine would say more, and is left."""
     left: list[int] = []
 
     async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
@@ -79,7 +80,7 @@ async def test_loop_then_more() -> None:
 
 
 async def test_a_long_pause_is_no_loop() -> None:
-    """repetition-loop: a pause after a sound that came twice is no loop, though it is all the same."""
+    """A pause after a sound that came twice is no loop, though it is all the same."""
     silence = [[0] * CODES_PER_FRAME] * 60
     sounds = [[code] * CODES_PER_FRAME for code in (1, 2, 1, 2)]
 
@@ -107,6 +108,55 @@ async def test_bad_ids_cost_frames_not_streams() -> None:
         assert await metric(started, "orpheus_invalid_tokens_total") > 0
 
 
+async def test_what_ids_cost_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Whole frames are heard, and the log has what was not."""
+    caplog.set_level(logging.INFO, logger="orpheus_ws")
+    whole = [frame_ids([code] * CODES_PER_FRAME) for code in range(1, 5)]
+
+    async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
+        first, *others = whole
+        yield [*first[:3], 1234, *first[3:]]
+        for frame in others:
+            yield frame
+        yield whole[0][:5]
+        yield [END_OF_SPEECH]
+
+    async with one() as (started, connected):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(started.engine, "generate", generate)
+            await connected.say("a", SENTENCE)
+            received = await connected.utterance("a")
+        assert await metric(started, "orpheus_invalid_tokens_total") == 1
+        assert await metric(started, "orpheus_frames_total") == len(whole)
+    assert len(pcm(received)) == len(whole) * 2048 * 2
+    (line,) = [vars(record) for record in caplog.records if record.message == "context ended"]
+    assert (line["invalid_tokens"], line["dropped_tokens"], line["tokens"]) == (1, 5, 35)
+
+
+async def test_the_real_time_factor_is_the_engines() -> None:
+    """What is generated over what the engine took for it, whoever waits for whom besides."""
+    now = 1000.0
+
+    async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
+        nonlocal now
+        for code in range(1, 11):
+            now += 0.2
+            yield frame_ids([code] * CODES_PER_FRAME)
+        yield [END_OF_SPEECH]
+
+    async with one() as (started, connected):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(started.engine, "generate", generate)
+            patch.setattr("orpheus_ws.synthesis.clock", lambda: now)
+            await connected.say("a", f"{SENTENCE} {SENTENCE}")
+            done = (await connected.utterance("a"))[-1]
+        assert isinstance(done, m.Done)
+        assert done.rtf == round(FRAME_SECONDS / 0.2, 2)
+        assert await metric(started, "orpheus_real_time_factor_count") == 2
+        factors = await metric(started, "orpheus_real_time_factor_sum")
+        assert factors == pytest.approx(2 * FRAME_SECONDS / 0.2)
+
+
 async def test_no_audio_is_tried_twice() -> None:
     """A segment without frames is tried once more, then the context ends with no_audio."""
     async with one("engine.options.fault=empty", "engine.options.fault_requests=1,2") as (
@@ -131,6 +181,25 @@ async def test_no_audio_once_is_healed() -> None:
         received = await connected.utterance("a")
         assert isinstance(received[-1], m.Done)
         assert pcm(received)
+
+
+async def test_the_second_attempt_has_another_seed() -> None:
+    """An engine that has nothing to say for a seed would have nothing for it again."""
+    asked: list[Prompt] = []
+
+    async def generate(prompt: Prompt) -> AsyncGenerator[list[int], None]:
+        asked.append(prompt)
+        if prompt.seed != asked[0].seed:
+            yield frame_ids([1] * CODES_PER_FRAME)
+        yield [END_OF_SPEECH]
+
+    async with one() as (started, connected):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(started.engine, "generate", generate)
+            await connected.say("a", "Hi.")
+            received = await connected.utterance("a")
+    assert pcm(received)
+    assert [prompt.text for prompt in asked] == ["Hi.", "Hi."]
 
 
 async def test_an_engine_that_is_cancelled_inside() -> None:

@@ -14,6 +14,7 @@ from orpheus_ws import messages as m
 from orpheus_ws.audio import AUDIBLE, Player
 from orpheus_ws.context import Context
 from orpheus_ws.engine.simulated import Options, SimulatedEngine
+from orpheus_ws.errors import StartupError
 from orpheus_ws.logs import Formatter
 from orpheus_ws.server.voice import Voice
 from orpheus_ws.session import Action, Session
@@ -45,7 +46,7 @@ async def test_metrics_tell_what_happened() -> None:
 
 @pytest.mark.parametrize("rate", [8000, 24_000])
 async def test_leading_silence(rate: int, caplog: pytest.LogCaptureFixture) -> None:
-    """leading-silence: 50 ms of 0.6 s are heard, the rest is logged, and the first sound is what is timed."""
+    """Of 0.6 s of silence 50 ms are heard, the rest is logged, and the first sound is what is timed."""
     caplog.set_level(logging.INFO, logger="orpheus_ws")
     async with one("engine.options.silent_frames=7") as (started, connected):
         await connected.send(m.Config(sample_rate=rate))
@@ -92,7 +93,7 @@ async def test_underruns_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_sound_is_heard_once_it_is_delivered() -> None:
-    """leading-silence: a resampler may still hold the sample that the shaper has let pass."""
+    """A resampler may still hold the sample that the shaper has let pass."""
     settings = m.Settings(voice="tara", sample_rate=8000)
     context = Context("a", 1, settings, lambda *_: None, 0.0)
     voice = Voice(context, Player(), 0.0)
@@ -107,7 +108,7 @@ def test_the_first_sound_is_heard_once_it_is_delivered() -> None:
 async def test_time_to_first_audio_is_to_the_first_sound(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """leading-silence: chunks in which nothing can be heard yet are no first audio, only first bytes."""
+    """Chunks in which nothing can be heard yet are no first audio, only first bytes."""
     caplog.set_level(logging.INFO, logger="orpheus_ws")
     silent = iter((False, False))
     monkeypatch.setattr(Voice, "sounds", lambda _voice: next(silent, True))
@@ -196,6 +197,23 @@ async def test_a_full_server_that_speaks_is_ready(monkeypatch: pytest.MonkeyPatc
         await connected.say("a", SENTENCE)
         await connected.wait_for(m.Started)
         assert (await http(started, "/readyz"))[0] == 503
+
+
+@pytest.mark.parametrize("fault", ["empty", "raises", "stalls"])
+async def test_a_server_that_cannot_speak_is_not_ready(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that is there and free and gives no sound makes no server ready, at the start or later."""
+    monkeypatch.setattr("orpheus_ws.server.health.PROBE_SECONDS", 0.3)
+    # What raises or stalls does so after two frames, which are silent here.
+    mute = (f"engine.options.fault={fault}", "engine.options.silent_frames=2")
+    with pytest.raises(StartupError, match="a test word gave no sound"):
+        async with server(*mute):
+            pass
+    async with server(*mute, "engine.options.fault_requests=1,2") as started:
+        started.health._worked_at = None
+        assert (await http(started, "/readyz"))[0] == 503
+        assert started.engine.statistics().active == 0
 
 
 async def test_a_simulated_engine_is_marked() -> None:

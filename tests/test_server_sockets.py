@@ -169,7 +169,7 @@ async def test_idle_socket_survives_unanswered_pings() -> None:
 
 
 def test_how_long_a_socket_may_be_idle() -> None:
-    """idle-socket: by default none is closed for ten minutes without a word, nor for its age on that day."""
+    """By default no socket is closed for ten minutes without a word, nor for its age on that day."""
     limits = config.load().limits
     assert limits.idle_seconds > 600
     assert limits.session_seconds >= 86_400

@@ -51,44 +51,6 @@ def test_long_single_message() -> None:
     assert " ".join(segments(" ".join(words))).split() == words
 
 
-def test_tag_split_across_messages() -> None:
-    """tag-split-across-messages: a tag cut in two reaches the engine whole."""
-    assert segments("That is so funny <lau", "gh> I can not stop.") == [
-        "That is so funny <laugh> I can not stop."
-    ]
-
-
-def test_unknown_tag() -> None:
-    """unknown-tag: tags the model does not know are removed and counted; their words stay."""
-    segmenter = Segmenter()
-    assert segmenter.feed("Hello <whisper>there</whisper>.") + segmenter.flush() == ["Hello there."]
-    assert segmenter.unknown_tags == 2
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<speak version="1.1" xmlns="http://www.w3.org/2001/10/synthesis" xml:lang="en"> Hello there.',
-        "<?xml version='1.0' encoding='utf-8'?> <!DOCTYPE speak> Hello there.",
-        'Hello <prosody rate = "slow"\n  pitch="-2st"\n  volume="soft" range="high">there</prosody>.',
-        'Hello there<mark name="' + "x" * 511 + '">.',
-        'Hello there<audio src="' + "x" * 400 + '"/>.',
-    ],
-)
-def test_unknown_tags_with_attributes(text: str) -> None:
-    """unknown-tag: what is written for a voice that reads SSML is not read aloud, however it is cut."""
-    assert segments(text) == ["Hello there."]
-    assert segments(*text) == ["Hello there."]
-
-
-def test_a_tag_without_an_end_is_text() -> None:
-    """What begins like a tag with attributes and goes on for too long is spoken, however it is cut."""
-    text = 'Now <b is="' + "so " * 200 + 'it is.">'
-    words = text.replace("<", " ").replace(">", " ").split()
-    assert " ".join(segments(text)).split() == words
-    assert segments(*text) == segments(text)
-
-
 def test_abbreviations() -> None:
     """abbreviations: full stops inside abbreviations and amounts end no sentence."""
     assert segments("Dr. Smith paid $3.50 at 5 p.m. on Jan. 3rd, i.e. yesterday. It was fine.") == [
@@ -128,7 +90,7 @@ def test_no_punctuation() -> None:
 
 
 def test_the_longest_segment_has_the_tokens_it_needs() -> None:
-    """no-punctuation: a segment may take 25 s, which is what the default `max_tokens` are enough for."""
+    """A segment may take 25 s, which is what the default `max_tokens` are enough for."""
     assert MAX_SEGMENT_SECONDS == 25
     seconds = MAX_TOKENS / CODES_PER_FRAME * FRAME_SECONDS
     assert pytest.approx(seconds, abs=FRAME_SECONDS) == MAX_SEGMENT_SECONDS
@@ -262,29 +224,6 @@ def test_clause_mode_starts_early() -> None:
     ) == ["Well, as far as I know,", "it works.", "Yes, it really does, always."]
 
 
-@pytest.mark.parametrize(
-    ("begun", "rest", "spoken"),
-    [
-        ("<chuck", "le> indeed.", ["<chuckle> indeed."]),
-        ('<prosody rate="slow" pi', 'tch="x">indeed.</prosody>', ["indeed."]),
-    ],
-)
-def test_release_keeps_an_open_tag(begun: str, rest: str, spoken: list[str]) -> None:
-    """A stall inside a tag releases the words before it and keeps the tag whole."""
-    segmenter = Segmenter()
-    assert segmenter.feed(f"So funny {begun}") == []
-    assert segmenter.release() == ["So funny"]
-    assert segmenter.feed(rest) + segmenter.flush() == spoken
-
-
-def test_release_cuts_no_word_at_a_tag() -> None:
-    """What a tag that is not whole yet stands in may be the middle of a word, whatever is before it."""
-    segmenter = Segmenter()
-    assert segmenter.feed("It is on air.<em") == []
-    assert segmenter.release() == ["It is on"]
-    assert segmenter.feed(">com") + segmenter.flush() == ["air.com"]
-
-
 # Properties ---------------------------------------------------------------------------------------
 
 WORDS = st.sampled_from(
@@ -384,12 +323,6 @@ def test_split_spoken() -> None:
     assert heard
 
 
-@pytest.mark.parametrize("tag", TAGS)
-def test_the_models_tags_pass(tag: str) -> None:
-    """Each of the model's own tags reaches the engine, in lower case."""
-    assert segments(f"Oh <{tag.upper()}> well.") == [f"Oh <{tag}> well."]
-
-
 @pytest.mark.parametrize(
     "text",
     ["a\n\n" * 6000, "5. " * 6000, "x.Y" * 6000, "a\n" + " " * 19_000 + "b", "It was so. " * 1800],
@@ -408,13 +341,6 @@ def test_work_is_in_proportion_to_the_text(text: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(text_module, "_milliseconds", counting)
     assert segments(text)
     assert measured <= 3 * len(text)
-
-
-def test_words_after_a_bracket_are_not_held_for_ever() -> None:
-    """Text after a `<` that becomes no tag is released by the timer like any other."""
-    segmenter = Segmenter()
-    assert segmenter.feed("If a <b then it is true. ") == []
-    assert segmenter.release() == ["If a b then it is true."]
 
 
 def test_white_space_before_text_costs_nothing() -> None:

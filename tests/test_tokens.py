@@ -79,7 +79,7 @@ def test_code_4096(position: int) -> None:
 @pytest.mark.parametrize("code", [-1, CODEBOOK_SIZE])
 @pytest.mark.parametrize("position", range(7))
 def test_code_4096_in_a_group_of_seven(position: int, code: int) -> None:
-    """code-4096: nor is it in the frame of an engine that says just seven ids; one below 0 neither."""
+    """In a group of just seven ids, too, a code beyond 4095 or below 0 belongs to no frame."""
     codes = list(frame_ids(frame(1)))
     codes[position] = AUDIO_BASE + position * CODEBOOK_SIZE + code
     assembler = FrameAssembler()
@@ -92,7 +92,7 @@ def test_code_4096_in_a_group_of_seven(position: int, code: int) -> None:
 
 @pytest.mark.parametrize("code", [0, CODEBOOK_SIZE - 1])
 def test_the_first_and_the_last_code(code: int) -> None:
-    """code-zero: both are codes like any other, in a group of seven and one by one."""
+    """Codes 0 and 4095 are like any other, in a group of seven ids and one by one."""
     ids = frame_ids([code] * CODES_PER_FRAME)
     alone = FrameAssembler()
     assert FrameAssembler().push(ids) == [(code,) * CODES_PER_FRAME]

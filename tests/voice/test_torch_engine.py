@@ -70,6 +70,19 @@ async def test_a_group_is_a_frame(opened: Opener) -> None:
     assert sizes == [7, 7, 7, 3]
 
 
+async def test_who_has_left_costs_no_steps(opened: Opener) -> None:
+    """A request that is left takes no part in further steps, and alone there are none."""
+    engine = await opened()
+    groups = engine.generate(prompt())
+    await anext(groups)
+    await groups.aclose()
+    before = engine.statistics().steps
+    batch = engine._loaded.result().batch
+    await turns_until(lambda: not batch.busy)
+    # The step under way, and one that began before the thread looked; it had three dozen more to say.
+    assert engine.statistics().steps <= before + 2
+
+
 async def test_running_streams_wait_for_one_prompt_at_most(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
