@@ -21,6 +21,21 @@ hypothesis.settings.register_profile("no clock", deadline=None)
 hypothesis.settings.load_profile("no clock")
 
 
+Write = Callable[[str | bytes], Path]
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Write:
+    """Writes a configuration file."""
+
+    def write(content: str | bytes) -> Path:
+        path = tmp_path / "orpheus.toml"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
 @pytest.fixture(autouse=True)
 def _no_blocking_calls() -> Iterator[None]:
     """Our code never blocks the event loop: a blocking call there raises."""

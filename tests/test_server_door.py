@@ -174,10 +174,11 @@ async def test_a_head_that_trickles(port: str, monkeypatch: pytest.MonkeyPatch) 
     ):
         with contextlib.suppress(ConnectionError):
             for byte in b"GET /metrics HTTP/1.1\r\nX-Long: " + b"a" * 100_000:
+                # uvloop does not tell of a write to what is closed as of a connection's end.
+                if slow.reader.at_eof() or slow.writer.is_closing():
+                    break
                 slow.writer.write(bytes([byte]))
                 await slow.writer.drain()
-                if slow.reader.at_eof():
-                    break
                 await asyncio.sleep(0.01)
         await slow.closed()
         assert started.door.waiting == 0

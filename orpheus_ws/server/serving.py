@@ -81,7 +81,7 @@ class Server:
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
         self.entrance, self.door = self._way_in(keys)
-        self.porch: Porch | None = None
+        self.porch = None if certificate is None else self._porch(certificate)
         """Of the ports of sockets and of HTTP, where they speak TLS."""
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
         self.quotas = Quotas(
@@ -89,11 +89,9 @@ class Server:
             lambda name, limit: metrics.key_limited.labels(name, limit).inc(),
             lambda name, chars: metrics.key_characters.labels(name).inc(chars),
         )
-        if certificate is not None:
-            self.porch = Porch(certificate.context, config.server, self.entrance)
-            metrics.certificate_ends.set(certificate.ends.timestamp())
-        certify = None if self.porch is None else self.certify
-        self.reloading = Reloading(sources(config, self.rekey, certify), metrics)
+        self.reloading = Reloading(
+            sources(config, self.rekey, certificate and self.certify), metrics
+        )
         self._connections: set[Connection] = set()
         self._sockets: dict[Connection, Key] = {}
         self._outbox = Outbox()
@@ -120,6 +118,10 @@ class Server:
             server.retry_after_seconds,
         )
         return entrance, door
+
+    def _porch(self, certificate: Certificate) -> Porch:
+        self.metrics.certificate_ends.set(certificate.ends.timestamp())
+        return Porch(certificate.context, self.config.server, self.entrance)
 
     def _show(self) -> None:
         """Have everything in the metrics that is looked at when they are asked for."""
