@@ -165,8 +165,8 @@ class ServerMachine(RuleBasedStateMachine):
         if life is not None and not life.ended:
             life.flushes.append(mark)
         replies = self.run(one.say(m.Flush(context=id_, id=mark), cuts, ()))
-        if not known:
-            assert replies == [m.Flushed(context=id_, id=mark)]
+        if not known:  # others may be spoken meanwhile
+            assert replies.count(m.Flushed(context=id_, id=mark)) == 1
         self._check_dropped(one, id_, replies, known and (life is None or life.ended))
 
     def _check_dropped(
