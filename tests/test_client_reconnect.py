@@ -305,6 +305,29 @@ async def test_a_server_that_turns_strange() -> None:
         assert await heard(client.speak("Hello.")) == 1
 
 
+async def test_a_socket_that_ends_with_a_reason() -> None:
+    """What a server says before it closes for good is told, and nothing new goes to that socket."""
+
+    async def give_up(socket: FaultySocket) -> None:
+        context = await socket.receive(m.End)
+        await socket.send(m.Started(context=context, handle=1, queue_ms=0.0))
+        reason = "the codec has died; try another server"
+        await socket.send(m.Error(code="internal", message=reason, retryable=True, fatal=True))
+        await socket.receive(m.Cancel)
+
+    async with faulty(give_up, FaultySocket.speak) as servers, connect(servers.url) as client:
+        first = client._connection
+        assert first is not None
+        utterance = client.speak("Hello.")
+        listening = asyncio.create_task(heard(utterance))
+        await turns_until(lambda: not first.usable)
+        assert await heard(client.speak("Next.")) == 1
+        await first.close()
+        with pytest.raises(Disconnected, match="internal: the codec has died"):
+            await listening
+        assert servers.text(1) == "Next."
+
+
 async def test_gone_before_ready() -> None:
     """A server that dies between the handshake and its greeting is tried again."""
     time = VirtualTime()

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from msgspec import UNSET
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
@@ -168,6 +169,19 @@ async def test_words_are_estimated_on_request() -> None:
     assert [word.text for word in words.words] == SENTENCE.split()
     assert words.approx
     assert words.words[-1].end_ms == pytest.approx(len(pcm(received)) / 48, abs=0.2)
+
+
+async def test_no_seed_is_another_each_time() -> None:
+    """Two contexts that name no seed do not sound the same; two that name the same one do."""
+    async with one() as (_, connected):
+        sound: list[bytes] = []
+        for seed in (UNSET, UNSET, 5, 5):
+            context = f"c{len(sound)}"
+            await connected.send(m.Open(context=context, sampling=m.Sampling(seed=seed)))
+            await connected.say(context, "Hi there.")
+            sound.append(pcm(await connected.utterance(context)))
+    assert sound[0] != sound[1]
+    assert sound[2] == sound[3]
 
 
 async def test_float_samples() -> None:
