@@ -84,11 +84,7 @@ class Server:
         self.porch = None if certificate is None else self._porch(certificate)
         """Of the ports of sockets and of HTTP, where they speak TLS."""
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
-        self.quotas = Quotas(
-            keys,
-            lambda name, limit: metrics.key_limited.labels(name, limit).inc(),
-            lambda name, chars: metrics.key_characters.labels(name).inc(chars),
-        )
+        self.quotas = self._quotas(keys)
         self.reloading = Reloading(
             sources(config, self.rekey, certificate and self.certify), metrics
         )
@@ -118,6 +114,14 @@ class Server:
             server.retry_after_seconds,
         )
         return entrance, door
+
+    def _quotas(self, keys: KeyRing) -> Quotas:
+        metrics = self.metrics
+        return Quotas(
+            keys,
+            lambda name, limit: metrics.key_limited.labels(name, limit).inc(),
+            lambda name, chars: metrics.key_characters.labels(name).inc(chars),
+        )
 
     def _porch(self, certificate: Certificate) -> Porch:
         self.metrics.certificate_ends.set(certificate.ends.timestamp())
