@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -260,25 +259,6 @@ def test_a_long_speech_shows_how_far_it_is(tmp_path: Path) -> None:
         assert "%" in seen
         assert "speaking" not in on_a_terminal(*said, "Hi.")[1]
         assert "%" not in run(*said, text).stderr
-
-
-@pytest.mark.parametrize("name", ["manifest", "verify"])
-def test_reading_a_model_shows_how_far_it_is(
-    tiny_checkpoint: Path, tmp_path: Path, name: str
-) -> None:
-    """On a terminal, what reads gigabytes has a bar that comes to its end; a program sees none."""
-    model = tmp_path / "model"
-    shutil.copytree(tiny_checkpoint, model)
-    line = [sys.executable, "-m", "engine_build", "manifest", str(model)]
-    made = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
-    assert (made.returncode, made.stderr) == (0, "")
-    # Without patience, for this model is small.
-    program = "from engine_build import __main__ as program; from orpheus_ws.cli import progress; "
-    program += "progress.PATIENCE_SECONDS = 0; program.main()"
-    code, seen = seen_of([sys.executable, "-c", program, name, str(model)])
-    assert code == 0, seen
-    assert re.search(r"reading +\[#+\] +100%", seen)
-    assert "%" not in seen_of([sys.executable, "-m", "engine_build", name, str(model)])[1]
 
 
 def test_an_interrupted_start(tmp_path: Path) -> None:

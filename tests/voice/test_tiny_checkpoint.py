@@ -1,5 +1,9 @@
-"""`python -m engine_build tiny`, and what the engine's tokenizer makes of texts."""
+"""`python -m engine_build tiny`, what the engine's tokenizer makes of texts, and how its reading is shown."""
 
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from engine_build.__main__ import cli
 from orpheus_ws import tokens
 from orpheus_ws.engine.checkpoint import Encoder
 from orpheus_ws.errors import StartupError
+from tests.test_cli_manners import seen_of
 from tests.voice.torch_checkpoints import encoder
 from tests.voice.warm_commands import WarmCommands
 
@@ -107,3 +112,22 @@ def test_a_prompt_has_the_framing_and_no_more(encode: Encoder, text: str) -> Non
     ids = tokens.prompt_ids("tara", text, encode)
     control = [token for token in ids if token >= tokens.FIRST_SPECIAL_ID]
     assert control == [128_259, 128_000, 128_009, 128_260, 128_261, 128_257]
+
+
+@pytest.mark.parametrize("name", ["manifest", "verify"])
+def test_reading_a_model_shows_how_far_it_is(
+    tiny_checkpoint: Path, tmp_path: Path, name: str
+) -> None:
+    """On a terminal, what reads gigabytes has a bar that comes to its end; a program sees none."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, model)
+    line = [sys.executable, "-m", "engine_build", "manifest", str(model)]
+    made = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert (made.returncode, made.stderr) == (0, "")
+    # Without patience, for this model is small.
+    program = "from engine_build import __main__ as program; from orpheus_ws.cli import progress; "
+    program += "progress.PATIENCE_SECONDS = 0; program.main()"
+    code, seen = seen_of([sys.executable, "-c", program, name, str(model)])
+    assert code == 0, seen
+    assert re.search(r"reading +\[#+\] +100%", seen)
+    assert "%" not in seen_of([sys.executable, "-m", "engine_build", name, str(model)])[1]
