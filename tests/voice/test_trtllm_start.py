@@ -53,8 +53,10 @@ async def test_a_tensorrt_llm_that_does_not_fit(
     sys.modules.pop("tensorrt_llm")
 
 
-def test_a_worker_that_imports_the_main_module() -> None:
+def test_a_worker_that_imports_the_main_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT-LLM's worker may run it under another name, and must not become a server."""
+    # A worker has not imported it before, as another test may have.
+    monkeypatch.delitem(sys.modules, "orpheus_ws.__main__", raising=False)
     runpy.run_module("orpheus_ws.__main__", run_name="__worker__")
 
 
