@@ -138,9 +138,12 @@ class Source(NamedTuple):
     spelt: Callable[[str], str] = repr
 
 
-ENVIRONMENT: Final = Source(
-    " in the environment", lambda path: ENVIRONMENT_PREFIX + path.upper().replace(".", "__")
-)
+def _variable(path: str) -> str:
+    name = ENVIRONMENT_PREFIX + path.upper().replace(".", "__")
+    return name if name.isprintable() else repr(name)
+
+
+ENVIRONMENT: Final = Source(" in the environment", _variable)
 FLAGS: Final = Source(" in --set")
 ANYWHERE: Final = Source("")
 

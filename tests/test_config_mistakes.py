@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orpheus_ws.config import Config, load
 from orpheus_ws.errors import StartupError
@@ -49,6 +51,15 @@ def test_one_underscore_is_told_from_two() -> None:
         f"unknown configuration key {wrong} in the environment; the nearest is "
         "ORPHEUS_WS_SERVER__METRICS_PORT"
     )
+
+
+@given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="="), min_size=1))
+def test_any_unknown_name_is_told_in_one_line(name: str) -> None:
+    """Whatever is in a name, in any source, the error is one printable line."""
+    for environment, flags in (({f"ORPHEUS_WS_{name}": "1"}, []), ({}, [f"{name}=1"])):
+        with pytest.raises(StartupError) as caught:
+            load(environment=environment, flags=flags)
+        assert str(caught.value).isprintable()
 
 
 def test_unknown_key_in_the_other_sources(toml: Write) -> None:

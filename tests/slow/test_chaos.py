@@ -123,7 +123,7 @@ async def cancelled(client: Client) -> None:
 )
 async def test_when_the_server_notices(fault: str, stage: str) -> None:
     """After each way to go, the engine's slot and the socket's are free within a bound; both are timed."""
-    async with server(*REAL) as started:
+    async with server(*REAL, "server.write_seconds=5") as started:
         client = await STAGES[stage](started)
         if fault == "stop-reading":
             await client.peer.send(m.Cancel(context="a"))

@@ -17,7 +17,7 @@ SILENCE_SECONDS = 60.0
 async def test_a_minute_of_silence() -> None:
     """One client reads nothing for a minute: it is closed, twenty others hear no gap, nothing stays."""
     async with (
-        server("engine.options.fault=never_stops") as started,
+        server("engine.options.fault=never_stops", "server.write_seconds=5") as started,
         listening(started, 20) as listeners,
     ):
         others, descriptors = set(started._connections), held(started)[1]
