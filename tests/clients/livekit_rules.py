@@ -79,7 +79,7 @@ async def secure(url: str, authority: str) -> dict[str, Any]:
     """A turn over TLS by who knows the authority, and by who does not."""
     knowing = Watched(url, ssl_context=ssl.create_default_context(cafile=authority))
     stranger = Watched(url)
-    turns = [await each.whole(TEXT, conn_options=HASTY) for each in (knowing, stranger)]
+    turns = [await each.whole(TEXT) for each in (knowing, stranger)]
     await asyncio.gather(knowing.tts.aclose(), stranger.tts.aclose())
     return dict(zip(("known", "unknown"), turns, strict=True))
 
