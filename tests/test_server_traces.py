@@ -180,7 +180,10 @@ def ended(caplog: pytest.LogCaptureFixture) -> dict[str, object]:
 
 async def test_a_cancelled_segment_ends_when_its_slot_is_free() -> None:
     """The utterance ends when it is cancelled, and its segment later, when the engine is free."""
-    async with traced(STEPPED) as (started, spans), peer(started.address.url) as connected:
+    async with (
+        traced(STEPPED, "engine.options.fault=never_stops") as (started, spans),
+        peer(started.address.url) as connected,
+    ):
         await connected.say("a", SENTENCE)
         await connected.wait_for(m.Audio)
         await connected.send(m.Cancel(context="a"))
