@@ -91,6 +91,7 @@ def _started(port: int) -> contextlib.ExitStack:
     return stack
 
 
+@pytest.mark.alone  # a codec is saturated by the clock
 async def test_every_alert_fires(tmp_path: Path) -> None:
     """Each fault raises the alerts that it should; every rule can be evaluated."""
     stuck_codec.RELEASE.clear()
