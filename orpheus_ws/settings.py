@@ -1,7 +1,7 @@
 """Tables of settings, read into frozen structs.
 
-Rule: an unknown key is an error that names where it stands and the nearest known one, a wrong value one that says what
-the key takes; no value is repeated in an error, for it may be a secret in the wrong place.
+Rule: an unknown key is an error that names where it stands and the nearest known one, a wrong value one that
+says what the key takes; no value is repeated in an error, for it may be a secret in the wrong place.
 """
 
 import difflib

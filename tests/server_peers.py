@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 
 from orpheus_ws import messages as m
 from orpheus_ws.audio import Player
+from orpheus_ws.engine.simulated import Options, SimulatedEngine
 from orpheus_ws.server import Server
 from orpheus_ws.server.connection import Connection
 from orpheus_ws.server.websocket import WebSocketPeer
@@ -52,6 +53,13 @@ async def metric(started: Server, name: str, **labels: str) -> float:
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     )
+
+
+def stepped_by_hand(started: Server) -> SimulatedEngine:
+    """The engine, which from now on does nothing by itself: a test calls its `_step`."""
+    assert isinstance(started.engine, SimulatedEngine)
+    started.engine._options = Options(step_seconds=3600.0)
+    return started.engine
 
 
 async def rest(connected: Peer) -> list[m.ServerMessage]:

@@ -3,18 +3,34 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import msgpack
 import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.engine import Prompt
+from orpheus_ws.server import Server
 from orpheus_ws.tokens import CODES_PER_FRAME, END_OF_SPEECH, FRAME_SECONDS, frame_ids
-from tests.harness import JSON, MSGPACK, pcm, peer, turns_until
+from tests.harness import JSON, MSGPACK, Peer, pcm, peer, turns_until
 from tests.server_peers import SENTENCE, STEPPED, closed, metric, one
 
 # Engines that misbehave ---------------------------------------------------------------------------
+
+
+async def utterance_of(
+    groups: Sequence[list[int]], started: Server, connected: Peer
+) -> list[m.ServerMessage]:
+    """What is heard of an engine that answers with just these ids, and ends."""
+
+    async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
+        for group in (*groups, [END_OF_SPEECH]):
+            yield group
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(started.engine, "generate", generate)
+        await connected.say("a", SENTENCE)
+        return await connected.utterance("a")
 
 
 async def test_never_stops() -> None:
@@ -83,17 +99,9 @@ async def test_a_long_pause_is_no_loop() -> None:
     """A pause after a sound that came twice is no loop, though it is all the same."""
     silence = [[0] * CODES_PER_FRAME] * 60
     sounds = [[code] * CODES_PER_FRAME for code in (1, 2, 1, 2)]
-
-    async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
-        for frame in [*sounds, *silence, *sounds]:
-            yield frame_ids(frame)
-        yield [END_OF_SPEECH]
-
     async with one() as (started, connected):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(started.engine, "generate", generate)
-            await connected.say("a", SENTENCE)
-            received = await connected.utterance("a")
+        groups = [frame_ids(frame) for frame in (*sounds, *silence, *sounds)]
+        received = await utterance_of(groups, started, connected)
     assert not [message for message in received if isinstance(message, m.Warn)]
     assert len(pcm(received)) == (2 * len(sounds) + len(silence)) * 2048 * 2
 
@@ -112,20 +120,10 @@ async def test_what_ids_cost_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """Whole frames are heard, and the log has what was not."""
     caplog.set_level(logging.INFO, logger="orpheus_ws")
     whole = [frame_ids([code] * CODES_PER_FRAME) for code in range(1, 5)]
-
-    async def generate(_prompt: Prompt) -> AsyncGenerator[list[int], None]:
-        first, *others = whole
-        yield [*first[:3], 1234, *first[3:]]
-        for frame in others:
-            yield frame
-        yield whole[0][:5]
-        yield [END_OF_SPEECH]
-
+    first, *others = whole
+    groups = [[*first[:3], 1234, *first[3:]], *others, first[:5]]
     async with one() as (started, connected):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(started.engine, "generate", generate)
-            await connected.say("a", SENTENCE)
-            received = await connected.utterance("a")
+        received = await utterance_of(groups, started, connected)
         assert await metric(started, "orpheus_invalid_tokens_total") == 1
         assert await metric(started, "orpheus_frames_total") == len(whole)
     assert len(pcm(received)) == len(whole) * 2048 * 2

@@ -13,7 +13,6 @@ from websockets.exceptions import InvalidStatus
 from orpheus_ws import messages as m
 from orpheus_ws.audio import AUDIBLE, Player
 from orpheus_ws.context import Context
-from orpheus_ws.engine.simulated import Options, SimulatedEngine
 from orpheus_ws.errors import StartupError
 from orpheus_ws.logs import Formatter
 from orpheus_ws.server.voice import Voice
@@ -21,7 +20,7 @@ from orpheus_ws.session import Action, Session
 from orpheus_ws.tokens import FRAME_SECONDS
 from orpheus_ws.trace import clock
 from tests.harness import pcm, peer, server, turns_until
-from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one
+from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one, stepped_by_hand
 
 # Observability ------------------------------------------------------------------------------------
 
@@ -74,9 +73,7 @@ async def test_underruns_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("connection", "voice"):
         monkeypatch.setattr(f"orpheus_ws.server.{module}.clock", lambda: clock() + ahead)
     async with one("server.group_lead_ms=0") as (started, connected):
-        engine = started.engine
-        assert isinstance(engine, SimulatedEngine)
-        engine._options = Options(step_seconds=3600.0)  # steps are made by hand
+        engine = stepped_by_hand(started)
         await connected.say("a", SENTENCE)
         await connected.wait_for(m.Started)
         for gap in (0.0, 100.0, 200.0):
@@ -127,8 +124,7 @@ async def test_a_stuck_context_shows_while_it_is_stuck(monkeypatch: pytest.Monke
     """A context whose engine says nothing is counted as waiting until it is cancelled."""
     monkeypatch.setattr("orpheus_ws.metrics.WAITING_SECONDS", 0.0)
     async with one() as (started, connected):
-        assert isinstance(started.engine, SimulatedEngine)
-        started.engine._options = Options(step_seconds=3600.0)
+        stepped_by_hand(started)
         await connected.say("a", SENTENCE)
         await connected.wait_for(m.Started)
         assert await metric(started, "orpheus_live_contexts", state="speaking") == 1
@@ -192,8 +188,7 @@ async def test_a_full_server_that_speaks_is_ready(monkeypatch: pytest.MonkeyPatc
         assert (await http(started, "/readyz"))[0] == 200
     monkeypatch.setattr("orpheus_ws.server.health.PROBE_SECONDS", 0.05)
     async with one("engine.capacity=1") as (started, connected):
-        assert isinstance(started.engine, SimulatedEngine)
-        started.engine._options = Options(step_seconds=3600.0)
+        stepped_by_hand(started)
         started.health._worked_at = None
         await connected.say("a", SENTENCE)
         await connected.wait_for(m.Started)

@@ -7,13 +7,12 @@ from websockets.frames import Frame, Opcode
 
 from orpheus_ws import messages as m
 from orpheus_ws.context import Context, Reason
-from orpheus_ws.engine.simulated import Options, SimulatedEngine
 from orpheus_ws.server.outbox import TURN_BYTES, Outbox
 from orpheus_ws.tokens import SAMPLES_PER_FRAME
 from orpheus_ws.trace import clock
 from orpheus_ws.wire.native import MsgpackWire
 from tests.harness import audio, pcm, turns_until
-from tests.server_peers import SENTENCE, metric, one, socket_of
+from tests.server_peers import SENTENCE, metric, one, socket_of, stepped_by_hand
 
 LONG = " ".join([SENTENCE] * 3)
 
@@ -112,9 +111,7 @@ async def test_nothing_of_a_context_follows_its_end() -> None:
 async def test_each_frame_leaves_by_itself_without_a_lead() -> None:
     """With grouping off, every step of the engine is a message of one frame, however much is ahead."""
     async with one("server.group_lead_ms=0") as (started, peer):
-        engine = started.engine
-        assert isinstance(engine, SimulatedEngine)
-        engine._options = Options(step_seconds=3600.0)  # steps are made by hand
+        engine = stepped_by_hand(started)
         await peer.say("a", SENTENCE)
         await peer.wait_for(m.Started)
         for _ in range(30):

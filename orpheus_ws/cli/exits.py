@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TextIO
 
 import click
 
@@ -73,7 +73,7 @@ def run(commands: click.Group, name: str, program: str = PROGRAM) -> Exit:
         if error.errno != errno.ENOSPC:
             raise
         # Files have their own errors, so this is a standard stream; that nobody reads it is click's affair.
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - for what was not flushed
+        sys.stdout = _nowhere()  # for what was not flushed
         return report(StartupError(f"cannot write the output: {error.strerror}"), program)
     return Exit(code or Exit.DONE)
 
@@ -134,5 +134,9 @@ def open_standard_streams() -> None:
         pass
     os.close(descriptor)
     # Python has no stream for a descriptor that was closed, and everybody takes it that there is one.
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
-    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w")  # a standard stream is never closed

@@ -1,14 +1,14 @@
 """What comes over TLS and is data to nobody: key updates, attempts to renegotiate, and the like.
 
-Rule: the TLS library answers such records by itself and nothing above hears of them, so there is no other way to
-notice that somebody sends nothing else. What the kernel has received is compared, now and then, with
-what became data of it; who sends too much for nothing is cut off. Linux alone tells how much that was.
+Rule: the TLS library answers such records by itself and nothing above hears of them, so there is no other
+way to notice that somebody sends nothing else. What the kernel has received is compared, now and then, with
+what became data of it; whoever sends too much for nothing is cut off. Linux alone tells how much that was.
 """
 
 import asyncio
-import socket
-import struct
 from typing import Final, Protocol
+
+from orpheus_ws.server.tcp import TELLS, bytes_received
 
 LOOK_SECONDS: Final = 0.1
 FREE_BYTES: Final = 65_536
@@ -18,9 +18,6 @@ MOST_FOR_A_BYTE: Final = 32
 """And so much for each byte of data: one that is a record of its own is 23."""
 STRIKES: Final = 2
 """Looks in a row: what was held back has become data by the second."""
-
-_RECEIVED: Final = struct.Struct("=128xQ")
-"""`tcpi_bytes_received` in Linux's `tcp_info`."""
 
 
 class Sender(Protocol):
@@ -45,7 +42,7 @@ class Chaff:
 
     def watch(self, sender: Sender, transport: asyncio.Transport) -> None:
         """Look after a connection until it is closed. Its TLS handshake is over."""
-        if hasattr(socket, "TCP_INFO"):
+        if TELLS:
             self._strikes[sender, transport] = 0
             self._look_later()
 
@@ -75,10 +72,4 @@ class Chaff:
 
 
 def _for_nothing(sender: Sender, transport: asyncio.Transport) -> bool:
-    connected: socket.socket = transport.get_extra_info("socket")
-    told = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size)
-    if len(told) < _RECEIVED.size:  # Linux before 4.1
-        return False
-    (received,) = _RECEIVED.unpack(told)
-    most = FREE_BYTES + MOST_FOR_A_BYTE * sender.received
-    return int(received) > most
+    return bytes_received(transport) > FREE_BYTES + MOST_FOR_A_BYTE * sender.received

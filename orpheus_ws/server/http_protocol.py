@@ -5,7 +5,6 @@ sends is taken a little at a time, and it has to come to the end of what it send
 """
 
 import asyncio
-import socket
 import sys
 from typing import Final, cast
 
@@ -18,14 +17,11 @@ from uvicorn.server import ServerState
 from orpheus_ws.server.door import Door, Guest
 from orpheus_ws.server.inflow import Inflow
 from orpheus_ws.server.porch import Porch, Visitor
-from orpheus_ws.server.tcp import tune
+from orpheus_ws.server.tcp import TELLS, is_reset, tune
 
 WRITE_BUFFER_BYTES: Final = 32_768
 LOOK_SECONDS: Final = 0.1
-"""How often it is looked whether somebody who has ended his requests still listens."""
-
-_RESET: Final = 7
-"""TCP_CLOSE, the first byte of Linux's `tcp_info`."""
+"""How often it is looked whether somebody who sends no more requests still listens."""
 
 
 class Protocol(H11Protocol):
@@ -107,12 +103,12 @@ class Protocol(H11Protocol):
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Called by the event loop when the client sends no more; true: it may still listen.
 
-        Somebody who has gone looks the same until something is written to him: his system answers that
+        Somebody who has gone looks the same until something is written: the other system answers that
         with a reset. So an answer that has not begun is preceded by an interim response, which HTTP/1.1
         has for every purpose. Over TLS the event loop knows no half of a connection, and HTTP/1.0 has no
         interim responses: there the client counts as gone.
         """
-        if self._inflow is None or self.scheme == "https" or not hasattr(socket, "TCP_INFO"):
+        if self._inflow is None or self.scheme == "https" or not TELLS:
             return None
         if not self._answering and not self._inflow.holds:
             return None
@@ -129,8 +125,7 @@ class Protocol(H11Protocol):
         assert self._inflow is not None
         if self.transport.is_closing():
             return
-        connected = self.transport.get_extra_info("socket")
-        if connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _RESET:
+        if is_reset(self.transport):
             self.transport.abort()
         elif self._answering or self._inflow.holds:
             self._looking = self.loop.call_later(LOOK_SECONDS, self._look)

@@ -1,9 +1,9 @@
 """The port of the metrics: an event loop on a thread of its own, so that scrapes work while the server's
 does not.
 
-Rule: a scrape is one response to one request. Whether the server's event loop turns is told here as well, without
-TLS and whatever crowd there is at the other ports. It waits at a door like that of the other ports, at a rate
-that no Prometheus comes near, because what it costs is taken from the interpreter that speaks.
+Rule: a scrape is one response to one request. It waits at a door like that of the other ports, at a rate
+that no Prometheus comes near, because what it costs is taken from the interpreter that speaks. Whether the
+server's event loop turns is told here as well, without TLS and whatever crowd there is at the other ports.
 """
 
 import asyncio
