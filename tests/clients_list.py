@@ -222,12 +222,12 @@ def _cells(client: Client, found: Findings) -> tuple[str, ...]:
         barge_in += ", next turn disturbed"
     elif not found["barge_in_stops"]:
         barge_in += ", speech goes on"
-    elif found["one_socket_after_barge_in"] and not client.over_http:
+    elif found.get("one_socket_after_barge_in"):
         barge_in += ", same socket"
     silence = "spoken" if found["after_silence"] else "lost"
-    if found["one_socket_after_silence"] and not client.over_http:
+    if found.get("one_socket_after_silence"):
         silence += ", same socket"
-    turns = "many" if found["one_socket"] else "one"
+    turns = "many" if found.get("one_socket") else "one"
     return (
         "yes" if found["all_words"] else "no",
         "yes" if found["word_times"] else "no",

@@ -14,12 +14,14 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 from scipy.signal import resample_poly
@@ -66,7 +68,7 @@ class Served(NamedTuple):
 
     @property
     def opened(self) -> int:
-        """WebSockets opened so far."""
+        """Sockets opened so far; exact while none is being opened or closed."""
         return int(self.metric("orpheus_socket_closes_total") + self.metric("orpheus_sockets"))
 
     @contextlib.contextmanager
@@ -170,6 +172,18 @@ class Actor:
     def interrupt(self, text: str) -> Answer:
         """A turn that is left in the middle."""
         return self._do(do="interrupt", text=text)
+
+    def sockets(self, served: Served) -> set[int]:
+        """Its open WebSockets at this moment: the ports that they come from.
+
+        The client's own kernel is asked, as the server learns later of what was closed.
+        """
+        port = urllib.parse.urlsplit(served.ws).port
+        return {
+            each.laddr.port
+            for each in psutil.Process(self._process.pid).net_connections("tcp")
+            if each.status == psutil.CONN_ESTABLISHED and each.raddr.port == port
+        }
 
     def _do(self, **asked: str | bool) -> Answer:
         assert self._process.stdin is not None

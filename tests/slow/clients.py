@@ -50,24 +50,25 @@ def find_out(client: Client) -> Findings:
     with Actor(client.environment, *client.program) as actor:
         return {
             "version": version_of(client.environment, client.package),
-            **_speech(actor),
+            **_speech(actor, client),
             "barge_in_stops": _wasted(actor) <= most_wasted(client),
             **_failures(actor),
         }
 
 
-def _speech(actor: Actor) -> Findings:
+def _speech(actor: Actor, client: Client) -> Findings:
     """Two turns, a barge-in, a turn, a silence, a turn; with the voice that words are heard of."""
     hear = Recogniser()
     with serving(*VOICE) as served:
 
-        def turn() -> tuple[Answer, bool, int]:
-            """A turn, whether it was heard, and the sockets that it opened."""
-            before = served.opened
+        def turn() -> tuple[Answer, bool, bool]:
+            """A turn, whether it was heard, and whether it was on the socket of the one before."""
+            before = actor.sockets(served)
             answer = actor.say(TEXT)
             words = words_of(TEXT)
             heard = hear.words(answer.samples)
-            return answer, matched(words, heard) >= HEARD * len(words), served.opened - before
+            same = set() != before == actor.sockets(served)
+            return answer, matched(words, heard) >= HEARD * len(words), same
 
         actor.open(served, voice=POCKET)
         first, complete, _ = turn()
@@ -79,16 +80,19 @@ def _speech(actor: Actor) -> Findings:
         # What nobody reads answers no ping.
         time.sleep(UNANSWERED_PINGS * PING_SECONDS)
         _, lasting, fourth = turn()
+        sockets = {
+            "one_socket": second,
+            "one_socket_after_barge_in": third,
+            "one_socket_after_silence": fourth,
+        }
         return {
             "all_words": complete and repeated,
-            "one_socket": second == 0,
             "word_times": bool(first.words),
             # No more than one turn was spoken to its end: the one after the interruption.
             "barge_in": _noticed(noticed),
             "after_barge_in": fresh and after.seconds < 1.2 * first.seconds,
-            "one_socket_after_barge_in": third == 0,
             "after_silence": lasting,
-            "one_socket_after_silence": fourth == 0,
+            **({} if client.over_http else sockets),
         }
 
 
