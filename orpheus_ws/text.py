@@ -10,6 +10,7 @@ about a candidate as soon as the word after it is complete, with the text up to 
 then is the same however the text arrives.
 """
 
+import itertools
 import re
 import unicodedata
 from typing import Final, Literal
@@ -33,6 +34,9 @@ _CLAUSE_CANDIDATE: Final = re.compile(
     rf"(?:[{_ENDS}]+[{re.escape(_CLOSERS)}]*|[,;:—][{re.escape(_CLOSERS)}]*)\s+"
 )
 _TOKEN: Final = re.compile(r"\S+")
+_RUN: Final = re.compile(r"[ \n]+|[^ \n]+")
+_JOINT: Final = re.compile(rf"[{_ENDS}](?=[^\W\d_])")
+_UNUSUAL: Final = re.compile(r"[^ -~\n]")
 _BLANK_LINE: Final = "\n\n"
 _END_MARKS: Final = frozenset(_ENDS)
 _LOWER: Final = "a-zß-öø-ÿ"
@@ -119,7 +123,7 @@ class Segmenter:
 
     def _clean(self, text: str, *, final: bool) -> str:
         """Drop what cannot be spoken and tags that the model does not know."""
-        raw = self._raw + "".join(filter(None, map(_speakable, text)))
+        raw = self._raw + _UNUSUAL.sub(_speakable, text)
         self._raw = ""
         if "<" not in raw and ">" not in raw:
             return raw
@@ -142,32 +146,48 @@ class Segmenter:
         return ""
 
     def _append(self, text: str) -> None:
-        """Append, character by character, with white space collapsed and sentences joined.
+        """Append, with white space collapsed and sentences joined, as if character by character.
 
         White space becomes one space, one line end, or two for a blank line. The joining rule turns
         `friend.How` into `friend. How`.
         """
         start = max(self._buffer.rfind(" "), self._buffer.rfind("\n")) + 1
-        self._buffer, tail = self._buffer[:start], self._buffer[start:]
-        for character in text:
-            if character.isspace():
-                self._buffer = _with_space(self._buffer + tail, character)
-                tail = ""
+        before, word = self._buffer[:start], self._buffer[start:]
+        ended = before.rstrip(" \n")
+        pieces, space = [ended], before[len(ended) :]
+        joints = _JOINT.search(word[-1:] + text) is not None
+        for run in _RUN.findall(text):
+            if run[0] in " \n":
+                if word:
+                    pieces += (space, word)
+                    space = word = ""
+                if space or pieces[-1]:  # nothing is put before the first word
+                    space = _collapsed(space + run)
                 continue
-            if character.isupper() and tail[-1:] in _END_MARKS and _ends_word(tail):
-                self._buffer += tail + " "
-                tail = ""
-            tail += character
-        self._buffer += tail
+            known, word = len(word), word + run
+            if joints:
+                begin = 0
+                for joint in _JOINT.finditer(word, max(0, known - 1)):
+                    end = joint.end()
+                    if word[end].isupper() and _ends_word(word, begin, end):
+                        pieces += (space, word[begin:end])
+                        space, begin = " ", end
+                word = word[begin:]
+        self._buffer = "".join((*pieces, space, word))
         self._measure()
 
     def _measure(self) -> None:
         """Carry the estimate on through the buffer; note where the text gets too long."""
-        while self._costed < len(self._buffer) and self._overflow is None:
-            self._cost += _milliseconds(self._buffer[self._costed])
-            if self._cost > MAX_SEGMENT_SECONDS * 1000:
-                self._overflow = self._costed
-            self._costed += 1
+        if self._overflow is not None:
+            return
+        most, cost, costed = MAX_SEGMENT_SECONDS * 1000, self._cost, self._costed
+        for character in itertools.islice(self._buffer, costed, None):
+            cost += _MILLISECONDS[character]
+            costed += 1
+            if cost > most:
+                self._overflow = costed - 1
+                break
+        self._cost, self._costed = cost, costed
 
     def _cut_closed(self, end: int, segments: list[str]) -> None:
         """Cut everything before `end`, after which the text is known to pause."""
@@ -237,7 +257,7 @@ class Segmenter:
         if end >= self._costed:
             self._cost, self._costed = 0, 0
         else:
-            self._cost -= sum(map(_milliseconds, self._buffer[:end]))
+            self._cost -= _duration(self._buffer[:end])
             self._costed -= end
         # What was measured last may be too long by itself, now that less stands before it.
         over = self._cost > MAX_SEGMENT_SECONDS * 1000
@@ -254,7 +274,7 @@ def has_words(text: str) -> bool:
 
 def estimate_seconds(text: str) -> float:
     """Upper estimate of how long `text` takes to say, in seconds."""
-    return sum(map(_milliseconds, text)) / 1000
+    return _duration(text) / 1000
 
 
 def word_times(text: str, start_ms: float, end_ms: float) -> list[tuple[str, float, float]]:
@@ -294,15 +314,30 @@ def _milliseconds(character: str) -> int:
     return 150 if character in ".,;:!?'\"-()…" else 500
 
 
-def _ends_word(text: str) -> bool:
-    """Whether before its last character a word ends that is wholly lowercase, of two letters or more.
+class _Milliseconds(dict[str, int]):
+    """`_milliseconds` of each character: kept for ASCII, found out anew for the million others."""
+
+    def __missing__(self, character: str) -> int:
+        return _milliseconds(character)
+
+
+_MILLISECONDS: Final = _Milliseconds((chr(i), _milliseconds(chr(i))) for i in range(128))
+
+
+def _duration(text: str) -> int:
+    """Milliseconds that the characters of a text come to."""
+    return sum(map(_MILLISECONDS.__getitem__, text))
+
+
+def _ends_word(text: str, begin: int, end: int) -> bool:
+    """Whether `text[begin:end]`, without its last character, ends in a word wholly lowercase, of two letters or more.
 
     Looked for from the end: the text may have no white space for thousands of characters.
     """
-    start = end = len(text) - 1
-    while start > 0 and _IS_LOWER(text, start - 1):
+    start = end = end - 1
+    while start > begin and _IS_LOWER(text, start - 1):
         start -= 1
-    return end - start >= 2 and not (start > 0 and _IS_LETTER(text, start - 1))
+    return end - start >= 2 and not (start > begin and _IS_LETTER(text, start - 1))
 
 
 def _ends_sentence(text: str) -> bool:
@@ -314,22 +349,15 @@ def _ends_sentence(text: str) -> bool:
     return bool(last == "Smith")
 
 
-def _with_space(text: str, space: str) -> str:
-    """Append white space to text in which runs of it are already collapsed."""
-    if not text:
-        return ""
-    if space != "\n":
-        return text if text[-1:].isspace() else text + " "
-    if text.endswith(_BLANK_LINE):
-        return text
-    return text.removesuffix(" ") + "\n"
+def _collapsed(space: str) -> str:
+    """One line end, two for a blank line, or else one space."""
+    return "\n" * min(2, space.count("\n")) or " "
 
 
-def _speakable(character: str) -> str:
+def _speakable(unusual: re.Match[str]) -> str:
     """The character, a space for other white space, or nothing for what has no sound."""
-    if character.isascii():
-        if character.isprintable() or character == "\n":
-            return character
+    character = unusual.group()
+    if character.isascii():  # and not printable
         return " " if character.isspace() else ""
     category = unicodedata.category(character)
     if category[0] == "Z":
