@@ -247,7 +247,7 @@ async def test_hashing_a_key_removes_nobody(file: KeyFile) -> None:
 
 
 async def test_a_key_that_goes_during_the_handshake() -> None:
-    """Whoever had passed the door when his key went is closed before he has said anything."""
+    """Whoever had shown his key before it went is closed before he has said anything."""
     async with server("auth.keys.alice=alices") as started:
         reserve = started.admission.reserve
 

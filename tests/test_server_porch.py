@@ -13,7 +13,7 @@ from orpheus_ws.server.handshake import AdmittedConnection
 from tests.certificates import Authority
 from tests.harness import peer, server, turns_until
 from tests.server_peers import held
-from tests.test_server_door import raw
+from tests.test_server_handshake_queue import raw
 
 HTTP = "server.http_port=0"
 HELLO = b"\x16\x03\x01\x02\x00"

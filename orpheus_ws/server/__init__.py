@@ -25,8 +25,8 @@ from orpheus_ws.keys import read_keys
 from orpheus_ws.metrics import Metrics
 from orpheus_ws.named_parts import load_part
 from orpheus_ws.server import auth, tls
-from orpheus_ws.server.door import BACKLOG
 from orpheus_ws.server.handshake import AdmittedConnection, Handshake
+from orpheus_ws.server.handshake_queue import BACKLOG
 from orpheus_ws.server.health import PROBE_SECONDS
 from orpheus_ws.server.page import Page
 from orpheus_ws.server.parts import open_parts
@@ -119,7 +119,7 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
             select_subprotocol=handshake.subprotocol,
             create_connection=functools.partial(  # type: ignore[arg-type] # any factory will do
                 AdmittedConnection,
-                door=server.door,
+                handshake_queue=server.handshake_queue,
                 porch=server.porch,
                 frames_per_second=server.config.limits.messages_per_second,
             ),
@@ -145,7 +145,7 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
     front = kind(
         server.config,
         server.entrance,
-        server.door,
+        server.handshake_queue,
         server.engine.voices,
         lambda peer, key, traceparent: server.serve(server.converse(peer, key, traceparent)),
         server.porch,
@@ -160,7 +160,7 @@ async def _close(server: Server, listener: Listener) -> None:
     server.admission.draining = True
     if server.porch is not None:
         server.porch.close()
-    server.door.close()
+    server.handshake_queue.close()
     listener.close(code=1001, reason="shutdown")
     try:
         async with asyncio.timeout(CLOSE_SECONDS):

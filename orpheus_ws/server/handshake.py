@@ -23,8 +23,8 @@ from orpheus_ws.keys import Key
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.door import Door, Guest
 from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
+from orpheus_ws.server.handshake_queue import HandshakeQueue, PendingConnection
 from orpheus_ws.server.inflow import Inflow
 from orpheus_ws.server.page import Page
 from orpheus_ws.server.porch import Porch
@@ -39,8 +39,8 @@ MAX_UNSENT_BYTES: Final = 1_048_576
 class AdmittedConnection(ServerConnection):
     """A connection that gives its slot back when it is lost, and may be evicted from it before.
 
-    It is a guest at `door` first, and the library hears of it when its turn has come. With TLS it has been
-    at the `porch` before.
+    It waits in the `handshake_queue` first, and the library hears of it when its turn has come. With TLS it
+    has waited in the `porch` before.
     """
 
     admission: Admission | None = None
@@ -62,19 +62,19 @@ class AdmittedConnection(ServerConnection):
     lost = False
     _heard_at = 0.0
     _frames = 0
-    _guest: Guest | None = None
+    _pending: PendingConnection | None = None
     _inflow: Inflow | None = None
 
     def __init__(
         self,
         *options: Any,
-        door: Door,
+        handshake_queue: HandshakeQueue,
         porch: Porch | None,
         frames_per_second: float,
         **named: Any,
     ) -> None:
         super().__init__(*options, **named)
-        self._door = door
+        self._handshake_queue = handshake_queue
         self._porch = porch
         self._frames_per_second = frames_per_second
 
@@ -106,8 +106,8 @@ class AdmittedConnection(ServerConnection):
         if self._porch is not None and self._porch.arrive(transport, self):
             return
 
-        def enter(sent: bytes) -> None:
-            self._guest = None
+        def begin(sent: bytes) -> None:
+            self._pending = None
             super(AdmittedConnection, self).connection_made(transport)
             self._inflow = Inflow(transport, self._take, self._frames_per_second)
             self.recv_messages.pause = self._inflow.pause_reading
@@ -115,14 +115,14 @@ class AdmittedConnection(ServerConnection):
             self._inflow.feed(sent)
 
         self.inside = True
-        self._guest = self._door.arrive(transport, enter)
+        self._pending = self._handshake_queue.add(transport, begin)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
         self._heard_at = clock()
         self.received += len(data)
-        if self._guest is not None:
-            self._guest.feed(data)
+        if self._pending is not None:
+            self._pending.feed(data)
         elif self._inflow is not None:
             self._inflow.feed(data)
 
@@ -144,7 +144,7 @@ class AdmittedConnection(ServerConnection):
 
         asyncio would still write it, and a transport that has done so fails when it is aborted.
         """
-        if self._guest is not None:
+        if self._pending is not None:
             return
         super().eof_received()
         if self.transport.get_write_buffer_size():
@@ -154,9 +154,9 @@ class AdmittedConnection(ServerConnection):
         """Called by the event loop exactly once for every accepted TCP connection."""
         self.lost = True
         if self._inflow is None:
-            if self._guest is not None:
-                self._guest.leave()
-                self._guest = None
+            if self._pending is not None:
+                self._pending.leave()
+                self._pending = None
             # Never begun, so it never ended: it would refer to its protocol for ever.
             self.protocol.parser.close()
         else:
@@ -184,7 +184,7 @@ class Handshake:
         self._voices = voices
 
     async def request(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answer plain HTTP, refuse strangers; None lets the upgrade go on."""
+        """Answer plain HTTP, refuse requests without a valid key; None lets the upgrade go on."""
         path = request.path.partition("?")[0]
         page = await self._entrance.page(path)
         if connection.protocol.eof_sent:

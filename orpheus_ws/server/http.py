@@ -29,7 +29,6 @@ from orpheus_ws.config import AuthConfig, Config
 from orpheus_ws.errors import OrpheusError
 from orpheus_ws.keys import Key
 from orpheus_ws.server import auth
-from orpheus_ws.server.door import BACKLOG, HEAD_BYTES, Door
 from orpheus_ws.server.entrance import (
     ALIVE_PATHS,
     CAPACITY_PATH,
@@ -39,6 +38,7 @@ from orpheus_ws.server.entrance import (
     Refusal,
     traceparent,
 )
+from orpheus_ws.server.handshake_queue import BACKLOG, HEAD_BYTES, HandshakeQueue
 from orpheus_ws.server.http_peer import CLOSE_SECONDS, HttpPeer
 from orpheus_ws.server.http_protocol import Protocol
 from orpheus_ws.server.porch import Porch
@@ -61,14 +61,14 @@ class HttpFront:
         self,
         config: Config,
         entrance: Entrance,
-        door: Door,
+        handshake_queue: HandshakeQueue,
         voices: tuple[str, ...],
         serve: Serve,
         porch: Porch | None,
     ) -> None:
         self._config = config
         self._entrance = entrance
-        self._door = door
+        self._handshake_queue = handshake_queue
         self._voices = voices
         self._porch = porch
         self._peers: set[HttpPeer] = set()
@@ -83,7 +83,7 @@ class HttpFront:
     async def listen(self) -> int:
         """Open the port and return which it is. Raises `OSError`."""
         config = uvicorn.Config(
-            _dated(self._readable(self._application()), self._door),
+            _dated(self._readable(self._application()), self._handshake_queue),
             http=Protocol,
             ws="none",
             lifespan="off",
@@ -99,7 +99,7 @@ class HttpFront:
         server = self._config.server
         self._listener = await asyncio.get_running_loop().create_server(
             lambda: Protocol(
-                config, self._state, self._door, self._porch, server.handshake_seconds
+                config, self._state, self._handshake_queue, self._porch, server.handshake_seconds
             ),
             server.host,
             server.http_port,
@@ -311,14 +311,14 @@ def _cross_origin(access: AuthConfig) -> list[Middleware]:
     return [cors]
 
 
-def _dated(application: ASGIApp, door: Door) -> ASGIApp:
+def _dated(application: ASGIApp, handshake_queue: HandshakeQueue) -> ASGIApp:
     """Responses with the date, as RFC 9110 wants them.
 
-    While others wait at the door, one request is all that a connection gets before it waits there again.
+    While other connections wait, one request is all that a connection gets before it has to wait again.
     """
 
     async def dated(scope: Scope, receive: Receive, send: Send) -> None:
-        closing = [(b"connection", b"close")] if door.spend() else []
+        closing = [(b"connection", b"close")] if handshake_queue.spend() else []
 
         async def start(message: Message) -> None:
             if message["type"] == "http.response.start":

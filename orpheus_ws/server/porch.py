@@ -1,7 +1,7 @@
-"""Before the door, where it is TLS: whoever has connected waits here until its TLS handshake may begin.
+"""Before the handshake queue, where it is TLS: whoever has connected waits here until its TLS handshake may begin.
 
 Rule: TLS costs more than anything else that a stranger can ask for, so nothing of it exists for a
-connection that has said nothing, and the others have their turn at the rate of the door. Nobody's key is
+connection that has said nothing, and the others have their turn at the rate of the handshake queue. Nobody's key is
 known yet, so all have one line, and whoever finds it full is cut off: without TLS there are no words to
 refuse it with.
 """
@@ -16,7 +16,7 @@ from typing import Final, Protocol, cast
 from orpheus_ws.config import ServerConfig
 from orpheus_ws.server.bucket import Bucket
 from orpheus_ws.server.chaff import Chaff, Sender
-from orpheus_ws.server.door import BURST_SECONDS, TICK_SECONDS, Porter
+from orpheus_ws.server.handshake_queue import BURST_SECONDS, TICK_SECONDS, Screening
 from orpheus_ws.server.websocket import CLOSE_SECONDS
 from orpheus_ws.trace import clock
 
@@ -26,7 +26,7 @@ LINE: Final = 64
 """Connections at once that wait for their turn: 0.32 s at 200 a second."""
 SHAKING: Final = 64
 """TLS handshakes at once that are not over. One more, and the oldest is broken off: it has had 0.32 s at
-200 a second, for its one round trip. All of them with those at the door, and the engine's sockets, fit
+200 a second, for its one round trip. All of them with those in the handshake queue, and the engine's sockets, fit
 into the 1024 open files that many systems allow."""
 
 
@@ -66,12 +66,12 @@ class _Knock:
 class Porch:
     """See the module. One for each event loop; `close` cuts off everybody who is not inside."""
 
-    def __init__(self, context: ssl.SSLContext, config: ServerConfig, porter: Porter) -> None:
+    def __init__(self, context: ssl.SSLContext, config: ServerConfig, screening: Screening) -> None:
         rate = config.handshakes_per_second
         self._context = context
         self._bucket = Bucket(rate, max(1.0, rate * BURST_SECONDS))
         self._seconds = config.handshake_seconds
-        self._porter = porter
+        self._screening = screening
         self._chaff = Chaff()
         self._loop = asyncio.get_running_loop()
         self._silent: dict[_Knock, None] = {}
@@ -143,7 +143,7 @@ class Porch:
             self._tick_later()
 
     def _turn_away(self, knock: _Knock) -> None:
-        self._porter.turned_away()
+        self._screening.count_busy()
         self._drop(knock)
 
     def _drop(self, knock: _Knock) -> None:
@@ -174,7 +174,7 @@ class Porch:
         """It is its turn."""
         self._forget(knock)
         if len(self._shaking) >= SHAKING:
-            self._porter.turned_away()
+            self._screening.count_busy()
             oldest = next(iter(self._shaking))
             del self._shaking[oldest]
             oldest.cancel()

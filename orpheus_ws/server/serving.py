@@ -23,9 +23,9 @@ from orpheus_ws.keys import Key, KeyRing
 from orpheus_ws.metrics import Metrics
 from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.door import Door
 from orpheus_ws.server.entrance import Entrance, traceparent
 from orpheus_ws.server.handshake import AdmittedConnection
+from orpheus_ws.server.handshake_queue import HandshakeQueue
 from orpheus_ws.server.health import Health
 from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.server.parts import Parts
@@ -80,7 +80,8 @@ class Server:
         )
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
-        self.entrance, self.door = self._way_in(keys)
+        self.entrance = self._entrance(keys)
+        self.handshake_queue = self._handshake_queue()
         self.porch = None if certificate is None else self._porch(certificate)
         """Of the ports of sockets and of HTTP, where they speak TLS."""
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
@@ -96,10 +97,9 @@ class Server:
         self._dead = asyncio.Event()
         self._show()
 
-    def _way_in(self, keys: KeyRing) -> tuple[Entrance, Door]:
-        server = self.config.server
-        entrance = Entrance(
-            server=server,
+    def _entrance(self, keys: KeyRing) -> Entrance:
+        return Entrance(
+            server=self.config.server,
             access=self.config.auth,
             keys=keys,
             admission=self.admission,
@@ -107,13 +107,15 @@ class Server:
             capacity=Capacity(self.engine.capacity, self.capacity.source),
             metrics=self.metrics,
         )
-        door = Door(
+
+    def _handshake_queue(self) -> HandshakeQueue:
+        server = self.config.server
+        return HandshakeQueue(
             server.handshakes_per_second,
             server.handshake_seconds,
-            entrance,
+            self.entrance,
             server.retry_after_seconds,
         )
-        return entrance, door
 
     def _quotas(self, keys: KeyRing) -> Quotas:
         metrics = self.metrics
