@@ -139,7 +139,7 @@ async def test_a_change_while_it_starts(
         for what in ("keys", "certificate"):
             done = started.metrics.reloads.labels(what, "done")._value
             await turns_until(lambda done=done: done.get() == 1)  # type: ignore[misc]
-        assert started.entrance.keys.tenants == ("bob",)
+        assert started.access_control.keys.tenants == ("bob",)
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,8 @@ async def _beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
     """Open the port; `stack` closes it and every socket."""
     config = server.config.server
-    page = await asyncio.to_thread(Page, server.entrance) if config.page else None
-    handshake = Handshake(server.entrance, server.routes, server.engine.voices, page)
+    page = await asyncio.to_thread(Page, server.access_control) if config.page else None
+    handshake = Handshake(server.access_control, server.routes, server.engine.voices, page)
     with binding(config.host, config.port, "server.port"):
         listener = await serve(
             server.serve_socket,
@@ -144,7 +144,7 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
     kind: type[HttpFront] = load_part("orpheus_ws.server", "http", "HttpFront", extra="http")
     front = kind(
         server.config,
-        server.entrance,
+        server.access_control,
         server.handshake_queue,
         server.engine.voices,
         lambda peer, key, traceparent: server.serve(server.converse(peer, key, traceparent)),

@@ -21,9 +21,9 @@ from websockets.typing import Subprotocol
 from orpheus_ws.errors import OrpheusError
 from orpheus_ws.keys import Key
 from orpheus_ws.server import auth
+from orpheus_ws.server.access_control import JSON_TYPE, AccessControl, Refusal
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
 from orpheus_ws.server.handshake_queue import HandshakeQueue, PendingConnection
 from orpheus_ws.server.inflow import Inflow
 from orpheus_ws.server.page import Page
@@ -176,9 +176,13 @@ class Handshake:
     """The callbacks of `websockets.serve`."""
 
     def __init__(
-        self, entrance: Entrance, routes: Routes, voices: tuple[str, ...], page: Page | None
+        self,
+        access_control: AccessControl,
+        routes: Routes,
+        voices: tuple[str, ...],
+        page: Page | None,
     ) -> None:
-        self._entrance = entrance
+        self._access_control = access_control
         self._page = page
         self._routes = routes
         self._voices = voices
@@ -186,7 +190,7 @@ class Handshake:
     async def request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer plain HTTP, refuse requests without a valid key; None lets the upgrade go on."""
         path = request.path.partition("?")[0]
-        page = await self._entrance.page(path)
+        page = await self._access_control.page(path)
         if connection.protocol.eof_sent:
             # What came behind the request was no frame. The library has closed its side for that,
             # and would fail in answering.
@@ -208,7 +212,7 @@ class Handshake:
             return self._refuse(connection, Refusal(404, "path", advice))
         assert isinstance(connection, AdmittedConnection)
         connection.surface, connection.parameters = found
-        key = self._entrance.identify(request.headers, request.path)
+        key = self._access_control.identify(request.headers, request.path)
         if isinstance(key, Refusal):
             return self._refuse(connection, key)
         connection.key = key
@@ -228,10 +232,10 @@ class Handshake:
             connection.translator = self._translator(connection, request)
         except OrpheusError as error:
             return self._refuse(connection, Refusal(400, "request", str(error)))
-        refusal = self._entrance.admit(connection)
+        refusal = self._access_control.admit(connection)
         if refusal is not None:
             return self._refuse(connection, refusal)
-        connection.admission = self._entrance.admission
+        connection.admission = self._access_control.admission
         return None
 
     def subprotocol(
@@ -274,7 +278,7 @@ class Handshake:
 
     def _refuse(self, connection: ServerConnection, refusal: Refusal) -> Response:
         key = connection.key if isinstance(connection, AdmittedConnection) else None
-        self._entrance.count(refusal, None if key is None else key.tenant)
+        self._access_control.count(refusal, None if key is None else key.tenant)
         surface = connection.surface if isinstance(connection, AdmittedConnection) else None
         body = our_refusal if surface is None else surface.refusal
         response = _answer(

@@ -14,7 +14,7 @@ from starlette.types import Receive, Send
 
 from orpheus_ws import messages as m
 from orpheus_ws.errors import PeerGone
-from orpheus_ws.server.entrance import JSON_TYPE
+from orpheus_ws.server.access_control import JSON_TYPE
 from orpheus_ws.surfaces import HangUp, HttpSurface, Reply
 
 BUFFER_BYTES: Final = 32_768

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from orpheus_ws.server.entrance import ALIVE_PATHS
+from orpheus_ws.server.access_control import ALIVE_PATHS
 from orpheus_ws.server.handshake_queue import BACKLOG, HandshakeQueue, PendingConnection, response
 
 SCRAPES_PER_SECOND: Final = 10

@@ -21,9 +21,9 @@ from orpheus_ws.context import Moved
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError
 from orpheus_ws.keys import Key, KeyRing
 from orpheus_ws.metrics import Metrics
+from orpheus_ws.server.access_control import AccessControl, traceparent
 from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.entrance import Entrance, traceparent
 from orpheus_ws.server.handshake import AdmittedConnection
 from orpheus_ws.server.handshake_queue import HandshakeQueue
 from orpheus_ws.server.health import Health
@@ -80,7 +80,7 @@ class Server:
         )
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
-        self.entrance = self._entrance(keys)
+        self.access_control = self._access_control(keys)
         self.handshake_queue = self._handshake_queue()
         self.porch = None if certificate is None else self._porch(certificate)
         """Of the ports of sockets and of HTTP, where they speak TLS."""
@@ -97,8 +97,8 @@ class Server:
         self._dead = asyncio.Event()
         self._show()
 
-    def _entrance(self, keys: KeyRing) -> Entrance:
-        return Entrance(
+    def _access_control(self, keys: KeyRing) -> AccessControl:
+        return AccessControl(
             server=self.config.server,
             access=self.config.auth,
             keys=keys,
@@ -113,7 +113,7 @@ class Server:
         return HandshakeQueue(
             server.handshakes_per_second,
             server.handshake_seconds,
-            self.entrance,
+            self.access_control,
             server.retry_after_seconds,
         )
 
@@ -127,12 +127,12 @@ class Server:
 
     def _porch(self, certificate: Certificate) -> Porch:
         self.metrics.certificate_ends.set(certificate.ends.timestamp())
-        return Porch(certificate.context, self.config.server, self.entrance)
+        return Porch(certificate.context, self.config.server, self.access_control)
 
     def _show(self) -> None:
         """Have everything in the metrics that is looked at when they are asked for."""
         config, engine, codec, metrics = self.config, self.engine, self.codec, self.metrics
-        metrics.show_keys(self.entrance.keys.tenants)
+        metrics.show_keys(self.access_control.keys.tenants)
         metrics.set_capacity(engine.capacity, self.capacity.source)
         metrics.sockets.set_function(lambda: self.admission.active)
         metrics.sockets_admitted.set(self.admission.capacity)
@@ -168,7 +168,7 @@ class Server:
         )
         socket.serving = connection
         self._sockets[connection] = socket.key
-        if socket.key not in self.entrance.keys:  # removed since the handshake
+        if socket.key not in self.access_control.keys:  # removed since the handshake
             connection.leave(*_REMOVED)
         try:
             await self.serve(connection)
@@ -220,7 +220,7 @@ class Server:
 
         A socket whose key is not among them takes no more text, speaks what it has and closes.
         """
-        self.entrance.keys = keys
+        self.access_control.keys = keys
         self.quotas.renew(keys)
         self.metrics.show_keys(keys.tenants)
         for connection, key in self._sockets.items():

@@ -1,4 +1,4 @@
-"""Who may come in: asked alike for a socket and for a request over HTTP.
+"""Who is let in: asked alike for a socket and for a request over HTTP.
 
 Rule: everything that can refuse a client refuses it here, with an HTTP status, before anything has been
 promised. Whoever is admitted holds a slot, and has to give it back.
@@ -53,7 +53,7 @@ def traceparent(headers: Headers) -> str | None:
 
 
 class Refusal(NamedTuple):
-    """Why somebody may not come in."""
+    """Why a client is not let in."""
 
     status: int
     reason: str
@@ -64,7 +64,7 @@ class Refusal(NamedTuple):
     """What the client is told instead of the reason, where that is more exact."""
 
 
-class Entrance:
+class AccessControl:
     """The checks, in the order of its methods."""
 
     def __init__(
