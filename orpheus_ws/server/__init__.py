@@ -120,7 +120,7 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
             create_connection=functools.partial(  # type: ignore[arg-type] # any factory will do
                 AdmittedConnection,
                 handshake_queue=server.handshake_queue,
-                porch=server.porch,
+                tls_queue=server.tls_queue,
                 frames_per_second=server.config.limits.messages_per_second,
             ),
             compression=None,
@@ -148,7 +148,7 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
         server.handshake_queue,
         server.engine.voices,
         lambda peer, key, traceparent: server.serve(server.converse(peer, key, traceparent)),
-        server.porch,
+        server.tls_queue,
     )
     stack.push_async_callback(front.close)
     with binding(config.host, config.http_port, "server.http_port"):
@@ -158,8 +158,8 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
 async def _close(server: Server, listener: Listener) -> None:
     """Admit nobody any more, and close every socket with 1001."""
     server.admission.draining = True
-    if server.porch is not None:
-        server.porch.close()
+    if server.tls_queue is not None:
+        server.tls_queue.close()
     server.handshake_queue.close()
     listener.close(code=1001, reason="shutdown")
     try:

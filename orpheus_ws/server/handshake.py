@@ -27,7 +27,7 @@ from orpheus_ws.server.connection import Connection
 from orpheus_ws.server.handshake_queue import HandshakeQueue, PendingConnection
 from orpheus_ws.server.inflow import Inflow
 from orpheus_ws.server.page import Page
-from orpheus_ws.server.porch import Porch
+from orpheus_ws.server.tls_queue import TlsQueue
 from orpheus_ws.surfaces import Opening, Routes, Surface, Translator, our_refusal
 from orpheus_ws.surfaces.native import PATH
 from orpheus_ws.trace import clock
@@ -40,7 +40,7 @@ class AdmittedConnection(ServerConnection):
     """A connection that gives its slot back when it is lost, and may be evicted from it before.
 
     It waits in the `handshake_queue` first, and the library hears of it when its turn has come. With TLS it
-    has waited in the `porch` before.
+    has waited in the `tls_queue` before.
     """
 
     admission: Admission | None = None
@@ -55,8 +55,8 @@ class AdmittedConnection(ServerConnection):
     """Set before a slot is reserved."""
     serving: Connection | None = None
     """What serves it, from the handshake's end to its own."""
-    inside = False
-    """See `Visitor`."""
+    established = False
+    """See `Accepted`."""
     received = 0
     """See `Sender`."""
     lost = False
@@ -69,13 +69,13 @@ class AdmittedConnection(ServerConnection):
         self,
         *options: Any,
         handshake_queue: HandshakeQueue,
-        porch: Porch | None,
+        tls_queue: TlsQueue | None,
         frames_per_second: float,
         **named: Any,
     ) -> None:
         super().__init__(*options, **named)
         self._handshake_queue = handshake_queue
-        self._porch = porch
+        self._tls_queue = tls_queue
         self._frames_per_second = frames_per_second
 
     @property
@@ -103,7 +103,7 @@ class AdmittedConnection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
         transport = cast(asyncio.Transport, transport)  # uvloop's only behaves like one
-        if self._porch is not None and self._porch.arrive(transport, self):
+        if self._tls_queue is not None and self._tls_queue.add(transport, self):
             return
 
         def begin(sent: bytes) -> None:
@@ -114,7 +114,7 @@ class AdmittedConnection(ServerConnection):
             self.recv_messages.resume = self._inflow.resume_reading
             self._inflow.feed(sent)
 
-        self.inside = True
+        self.established = True
         self._pending = self._handshake_queue.add(transport, begin)
 
     def data_received(self, data: bytes) -> None:

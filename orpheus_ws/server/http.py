@@ -41,7 +41,7 @@ from orpheus_ws.server.access_control import (
 from orpheus_ws.server.handshake_queue import BACKLOG, HEAD_BYTES, HandshakeQueue
 from orpheus_ws.server.http_peer import CLOSE_SECONDS, HttpPeer
 from orpheus_ws.server.http_protocol import Protocol
-from orpheus_ws.server.porch import Porch
+from orpheus_ws.server.tls_queue import TlsQueue
 from orpheus_ws.surfaces import HttpSurface, Opening, http_surfaces, our_refusal
 
 KEEP_ALIVE_SECONDS: Final = 150
@@ -64,13 +64,13 @@ class HttpFront:
         handshake_queue: HandshakeQueue,
         voices: tuple[str, ...],
         serve: Serve,
-        porch: Porch | None,
+        tls_queue: TlsQueue | None,
     ) -> None:
         self._config = config
         self._access_control = access_control
         self._handshake_queue = handshake_queue
         self._voices = voices
-        self._porch = porch
+        self._tls_queue = tls_queue
         self._peers: set[HttpPeer] = set()
         self._state = ServerState()
         self._listener: asyncio.Server | None = None
@@ -99,7 +99,11 @@ class HttpFront:
         server = self._config.server
         self._listener = await asyncio.get_running_loop().create_server(
             lambda: Protocol(
-                config, self._state, self._handshake_queue, self._porch, server.handshake_seconds
+                config,
+                self._state,
+                self._handshake_queue,
+                self._tls_queue,
+                server.handshake_seconds,
             ),
             server.host,
             server.http_port,

@@ -16,8 +16,8 @@ from uvicorn.server import ServerState
 
 from orpheus_ws.server.handshake_queue import HandshakeQueue, PendingConnection
 from orpheus_ws.server.inflow import Inflow
-from orpheus_ws.server.porch import Porch, Visitor
 from orpheus_ws.server.tcp import TELLS, is_reset, tune
+from orpheus_ws.server.tls_queue import Accepted, TlsQueue
 
 WRITE_BUFFER_BYTES: Final = 32_768
 LOOK_SECONDS: Final = 0.1
@@ -38,13 +38,13 @@ class Protocol(H11Protocol):
         config: uvicorn.Config,
         state: ServerState,
         handshake_queue: HandshakeQueue,
-        porch: Porch | None,
+        tls_queue: TlsQueue | None,
         head_seconds: float,
     ) -> None:
         super().__init__(config, state, {})
         self._handshake_queue = handshake_queue
-        self._porch = porch
-        self.inside = False
+        self._tls_queue = tls_queue
+        self.established = False
         self.received = 0
         """See `Sender`."""
         self._pending: PendingConnection | None = None
@@ -57,7 +57,7 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
-        if self._porch is not None and self._porch.arrive(transport, cast(Visitor, self)):
+        if self._tls_queue is not None and self._tls_queue.add(transport, cast(Accepted, self)):
             return
 
         def begin(sent: bytes) -> None:
@@ -71,7 +71,7 @@ class Protocol(H11Protocol):
             self.flow = FlowControl(cast(asyncio.Transport, self._inflow))
             self._inflow.feed(sent)
 
-        self.inside = True
+        self.established = True
         self._pending = self._handshake_queue.add(transport, begin)
 
     @property

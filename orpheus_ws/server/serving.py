@@ -30,12 +30,12 @@ from orpheus_ws.server.health import Health
 from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.server.parts import Parts
 from orpheus_ws.server.peer import Peer
-from orpheus_ws.server.porch import Porch
 from orpheus_ws.server.ports import Address
 from orpheus_ws.server.quotas import Quotas
 from orpheus_ws.server.reload import Reloading, sources
 from orpheus_ws.server.tcp import tune
 from orpheus_ws.server.tls import Certificate
+from orpheus_ws.server.tls_queue import TlsQueue
 from orpheus_ws.server.turns import Turns
 from orpheus_ws.server.websocket import WebSocketPeer, close_code
 from orpheus_ws.session import Allowance, Session
@@ -82,7 +82,7 @@ class Server:
         self.health = Health(engine, codec, self.admission)
         self.access_control = self._access_control(keys)
         self.handshake_queue = self._handshake_queue()
-        self.porch = None if certificate is None else self._porch(certificate)
+        self.tls_queue = None if certificate is None else self._tls_queue(certificate)
         """Of the ports of sockets and of HTTP, where they speak TLS."""
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
         self.quotas = self._quotas(keys)
@@ -125,9 +125,9 @@ class Server:
             lambda name, chars: metrics.key_characters.labels(name).inc(chars),
         )
 
-    def _porch(self, certificate: Certificate) -> Porch:
+    def _tls_queue(self, certificate: Certificate) -> TlsQueue:
         self.metrics.certificate_ends.set(certificate.ends.timestamp())
-        return Porch(certificate.context, self.config.server, self.access_control)
+        return TlsQueue(certificate.context, self.config.server, self.access_control)
 
     def _show(self) -> None:
         """Have everything in the metrics that is looked at when they are asked for."""
@@ -229,8 +229,8 @@ class Server:
 
     def certify(self, certificate: Certificate) -> None:
         """Handshakes that begin from now on are with this certificate."""
-        assert self.porch is not None
-        self.porch.certify(certificate.context)
+        assert self.tls_queue is not None
+        self.tls_queue.certify(certificate.context)
         self.metrics.certificate_ends.set(certificate.ends.timestamp())
 
     async def drain(self, uniform: Callable[[float, float], float] = random.uniform) -> int:
