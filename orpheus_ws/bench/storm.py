@@ -27,7 +27,7 @@ from orpheus_ws.errors import BenchFailed
 from orpheus_ws.hardware import usable_processors
 from orpheus_ws.processes import Child, child
 from orpheus_ws.server import running
-from orpheus_ws.server.pulse import spare_collections
+from orpheus_ws.server.loop_monitor import spare_collections
 from orpheus_ws.tokens import CODES_PER_FRAME, FRAME_SECONDS
 from orpheus_ws.trace import clock
 

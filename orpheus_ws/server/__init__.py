@@ -28,10 +28,10 @@ from orpheus_ws.server import auth, tls
 from orpheus_ws.server.handshake import AdmittedConnection, Handshake
 from orpheus_ws.server.handshake_queue import BACKLOG
 from orpheus_ws.server.health import PROBE_SECONDS
+from orpheus_ws.server.loop_monitor import monitoring
 from orpheus_ws.server.page import Page
 from orpheus_ws.server.parts import open_parts
 from orpheus_ws.server.ports import Address, binding, serve_metrics, try_ports
-from orpheus_ws.server.pulse import beating
 from orpheus_ws.server.reload import look
 from orpheus_ws.server.serving import Server
 from orpheus_ws.server.websocket import CLOSE_SECONDS
@@ -77,13 +77,13 @@ async def running(config: Config) -> AsyncIterator[Server]:
         server = Server(config, parts, metrics, tracer, routes, keys, certificate)
         await stack.enter_async_context(_beside(server.watch()))
         await stack.enter_async_context(_beside(server.reloading.watch(seen)))
-        pulse = await stack.enter_async_context(beating(metrics))
+        monitor = await stack.enter_async_context(monitoring(metrics))
         if not await server.health.probe():
             raise StartupError(
                 "engine and codec started, but a test word gave no sound within "
                 f"{PROBE_SECONDS:g} s"
             )
-        metrics_port = await serve_metrics(config.server, metrics, pulse, stack)
+        metrics_port = await serve_metrics(config.server, metrics, monitor, stack)
         port = await _listen(server, stack)
         http_port = await _listen_http(server, stack)
         server.address = Address(
