@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from orpheus_ws import messages as m
 from orpheus_ws.server.loop_monitor import OBJECTS_BETWEEN_COLLECTIONS, spare_collections
-from orpheus_ws.server.reading import RECEIPT_SECONDS
+from orpheus_ws.server.receipts import RECEIPT_SECONDS
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLES_PER_FRAME
 from tests.harness import Peer, audio, pcm
 from tests.server_peers import STEPPED, one

@@ -8,7 +8,7 @@ from orpheus_ws.audio import LARGEST_PORTION, Player, Portion, Shaper, portion
 from orpheus_ws.context import Context, State
 from orpheus_ws.engine import Prompt
 from orpheus_ws.pcm import Output
-from orpheus_ws.server.reading import most_unread, receipt_every
+from orpheus_ws.server.receipts import most_unread, receipt_every
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
 from orpheus_ws.trace import clock
 

@@ -6,7 +6,7 @@ from websockets.frames import Opcode
 from orpheus_ws import messages as m
 from orpheus_ws.audio import LARGEST_PORTION
 from orpheus_ws.server.delivery import Delivery
-from orpheus_ws.server.reading import RECEIPT_SLACK, most_unread
+from orpheus_ws.server.receipts import RECEIPT_SLACK, most_unread
 from orpheus_ws.trace import clock
 from tests.harness import Peer, audio, pcm, peer, server, turns_until
 from tests.server_peers import SENTENCE, metric, one
