@@ -88,7 +88,7 @@ async def test_who_returns_hears_everything_once(
         await turns_until(lambda: bool(held))
         before = await metric(started, "orpheus_audio_seconds_total")
         # It stays away for so long that the virtual player runs dry.
-        for user in ("connection", "voice"):
+        for user in ("connection", "spoken_context"):
             monkeypatch.setattr(f"orpheus_ws.server.{user}.clock", lambda: clock() + 60)
         assert await metric(started, "orpheus_audio_seconds_total") == before
         connected.socket.transport.resume_reading()
