@@ -28,7 +28,7 @@ from orpheus_ws.server.delivery import Delivery
 from orpheus_ws.server.health import Health
 from orpheus_ws.server.peer import Peer
 from orpheus_ws.server.spoken_context import SpokenContext, player_for
-from orpheus_ws.server.turns import Turn, Turns
+from orpheus_ws.server.turns import SlotTurn, Turns
 from orpheus_ws.session import AwaitTurn, Goodbye, Say, Session, Speak, Wait
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.trace import clock
@@ -67,7 +67,7 @@ class Connection:
         self._server = server
         self._limits = limits
         self._news = asyncio.Event()
-        self._turn = Turn(turns, server.max_queue_ms / 1000, self._news.set)
+        self._turn = SlotTurn(turns, server.max_queue_ms / 1000, self._news.set)
         self._spoken: SpokenContext | None = None
         self._scope: asyncio.Timeout | None = None
         self._cancelled_at: float | None = None
