@@ -54,9 +54,9 @@ class _Failure(NamedTuple):
 class HttpPeer:
     """See `Peer`; `write` is the task that sends. As a `Holder` of a slot it is never silent.
 
-    `tenant` is whose request it is, `transport` is the connection, `write_seconds` how long the client may read nothing. `released` is
-    called when the slot is not needed any more: before the response ends, so that the next request of
-    this client, which comes at once, finds it free.
+    `tenant` is whose request it is, `transport` is the connection, `write_seconds` how long the client may
+    read nothing. `released` is called when the slot is not needed any more: before the response ends, so
+    that the next request of this client, which comes at once, finds it free.
     """
 
     silent_since = None
