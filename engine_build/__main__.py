@@ -136,7 +136,8 @@ def quantize(
 ) -> None:
     """Write an FP8 checkpoint of another one.
 
-    It is made of the one in the directory MODEL and written into the directory OUT. It is calibrated on prompts with their speech: a file's, or what the model itself says.
+    It is made of the one in the directory MODEL and written into the directory OUT. It is calibrated on
+    prompts with their speech: a file's, or what the model itself says.
     """
     if calibration and prompts:
         raise click.UsageError("Give --calibration or --prompts, not both.")
@@ -194,7 +195,8 @@ def quantize(
 def manifest(model: Path, voices: str, tensorrt_llm: str | None, **limits: Any) -> None:
     """Write manifest.json for the model in a directory.
 
-    All of the directory MODEL is read. What was measured before is kept while the model is the same, and dropped with a message when not.
+    All of the directory MODEL is read. What was measured before is kept while the model is the same, and
+    dropped with a message when not.
     """
     with _needs("torch"):
         from engine_build.manifest import make

@@ -333,10 +333,11 @@ class Context:
         spoken: list[str] = []
         remaining: list[str] = []
         for text, start, end in self._spoken:
-            if end is None:
-                length = max(self.delivered - start, int(estimate_seconds(text) * rate))
-            else:
-                length = end - start
+            length = (
+                max(self.delivered - start, int(estimate_seconds(text) * rate))
+                if end is None
+                else end - start
+            )
             fraction = (played - start) / length if length > 0 else 0.0
             heard, rest = split_spoken(text, min(1.0, max(0.0, fraction)))
             spoken.append(heard)

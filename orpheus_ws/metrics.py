@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from orpheus_ws.tallies import Reading, Spread, Tally
+from orpheus_ws.fast_metrics import CallbackCounter, FastCounter, FastHistogram
 from orpheus_ws.trace import NATIVE, Trace, clock
 
 LATENCY_BUCKETS: Final = (
@@ -100,24 +100,24 @@ class Metrics:
         self.cancel = latency("cancel", "From receiving `cancel` to the engine's slot being free")
 
     def _distributions(self) -> None:
-        def spread(name: str, text: str, buckets: tuple[float, ...]) -> Spread:
-            return Spread(f"orpheus_{name}", text, buckets, self.registry)
+        def fast_histogram(name: str, text: str, buckets: tuple[float, ...]) -> FastHistogram:
+            return FastHistogram(f"orpheus_{name}", text, buckets, self.registry)
 
-        self.chunk_gap = spread(
+        self.chunk_gap = fast_histogram(
             "chunk_gap_seconds", "Time between consecutive chunks of a segment", _GAP_BUCKETS
         )
-        self.real_time_factor = spread(
+        self.real_time_factor = fast_histogram(
             "real_time_factor",
             "Audio seconds over wall seconds of generating them, per segment",
             _FACTOR_BUCKETS,
         )
-        self.codec_batch_streams = spread(
+        self.codec_batch_streams = fast_histogram(
             "codec_batch_streams", "Streams in one codec step", _STREAM_BUCKETS
         )
-        self.codec_step = spread(
+        self.codec_step = fast_histogram(
             "codec_step_seconds", "Time that a codec step takes", _STEP_BUCKETS
         )
-        self.loop_late = spread(
+        self.loop_late = fast_histogram(
             "event_loop_late_seconds",
             "By how much the event loop is late, ten times a second",
             _STEP_BUCKETS,
@@ -137,13 +137,13 @@ class Metrics:
     def _speech(self) -> None:
         """Counters of what is generated and heard."""
 
-        def tally(name: str, text: str) -> Tally:
-            return Tally(f"orpheus_{name}", text, self.registry)
+        def fast_counter(name: str, text: str) -> FastCounter:
+            return FastCounter(f"orpheus_{name}", text, self.registry)
 
-        self.tokens = tally("tokens", "Token ids received from the engine")
-        self.invalid_tokens = tally("invalid_tokens", "Ids out of range or out of turn")
-        self.frames = tally("frames", "Whole frames of seven codes")
-        self.audio_seconds = tally("audio_seconds", "Seconds of audio sent")
+        self.tokens = fast_counter("tokens", "Token ids received from the engine")
+        self.invalid_tokens = fast_counter("invalid_tokens", "Ids out of range or out of turn")
+        self.frames = fast_counter("frames", "Whole frames of seven codes")
+        self.audio_seconds = fast_counter("audio_seconds", "Seconds of audio sent")
         self.orphaned_seconds = self._counter(
             "orphaned_audio_seconds",
             "Seconds of audio generated and never heard or read: cancelled or disconnected",
@@ -282,7 +282,7 @@ class Metrics:
         """Expose memory, processor time, descriptors and start of this process, where Linux tells."""
         ProcessCollector(registry=self.registry)
         text = "Lines of the log that could not be written: nobody read them, or the disk was full"
-        Reading("orpheus_log_lines_dropped", text, lines_dropped, self.registry)
+        CallbackCounter("orpheus_log_lines_dropped", text, lines_dropped, self.registry)
 
     def watch_loop(self, stopped: Callable[[], float], tasks: Callable[[], float]) -> None:
         """Expose whether the event loop turns, and how many tasks it has."""

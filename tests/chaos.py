@@ -258,13 +258,35 @@ CLIENTS: Final[dict[str, ClientFault]] = {
     "fin": ClientFault(leaves, Fault("a client leaves, by FIN", "nothing")),
     "rst": ClientFault(is_cut_off, Fault("a client leaves, by RST", "nothing")),
     "half-frame": ClientFault(half_a_frame, Fault("half a frame, then FIN", "nothing")),
-    "garbage": ClientFault(garbage, Fault("bytes that are no message", "`bad_message`, 1007; before the handshake 400 or a closed connection")),
-    "too-much": ClientFault(too_much, Fault("a message of a gigabyte", "1009 before it is in memory; before the handshake 400 or a closed connection")),
-    "flood": ClientFault(flood, Fault("600 messages at once, then FIN", "answers, until it leaves")),
-    "pipeline": ClientFault(pipelines, Fault("40 contexts at once, then FIN", "`context_limit` for those over 32")),
+    "garbage": ClientFault(
+        garbage,
+        Fault(
+            "bytes that are no message",
+            "`bad_message`, 1007; before the handshake 400 or a closed connection",
+        ),
+    ),
+    "too-much": ClientFault(
+        too_much,
+        Fault(
+            "a message of a gigabyte",
+            "1009 before it is in memory; before the handshake 400 or a closed connection",
+        ),
+    ),
+    "flood": ClientFault(
+        flood, Fault("600 messages at once, then FIN", "answers, until it leaves")
+    ),
+    "pipeline": ClientFault(
+        pipelines, Fault("40 contexts at once, then FIN", "`context_limit` for those over 32")
+    ),
     "vanish": ClientFault(vanishes, Fault("a client vanishes: every packet is lost", "nothing")),
-    "stop-reading": ClientFault(stops_reading, Fault("a client stops reading", "`slow_consumer`, 1008, when audio was due for 5 s; without audio it may stay")),
-}  # fmt: skip
+    "stop-reading": ClientFault(
+        stops_reading,
+        Fault(
+            "a client stops reading",
+            "`slow_consumer`, 1008, when audio was due for 5 s; without audio it may stay",
+        ),
+    ),
+}
 
 
 # What befalls engine and codec --------------------------------------------------------------------
@@ -280,34 +302,87 @@ class EngineFault(NamedTuple):
 
 
 ENGINE: Final[dict[str, EngineFault]] = {
-    "raises": EngineFault("Raise", "engine_failed", Fault("the engine raises on a segment", "`engine_failed`")),
-    "stalls": EngineFault("Stall", "engine_failed", Fault("the engine stalls on a segment", "`engine_failed` after 30 s")),
-    "junk": EngineFault("Junk", "engine_failed", Fault("the engine gives what are no ids", "`engine_failed`")),
-    "bad-ids": EngineFault("Babble", "end", Fault("the engine gives ids out of range or out of turn", "its audio; a frame is lost for each")),
-    "never-stops": EngineFault("Ramble", "length", Fault("the engine never stops", "`segment_length`, and the next segment")),
-    "loops": EngineFault("Mumble", "loop", Fault("the engine repeats itself", "`segment_loop` within 2 s, and the next segment")),
-    "stops-at-once": EngineFault("Hush", "no_audio", Fault("the engine stops at once", "`no_audio`, after a second try")),
-    "dies": EngineFault("Die", "engine_failed", Fault("the engine dies", "`engine_failed`, 1011; exit code 3", "the same")),
-}  # fmt: skip
+    "raises": EngineFault(
+        "Raise", "engine_failed", Fault("the engine raises on a segment", "`engine_failed`")
+    ),
+    "stalls": EngineFault(
+        "Stall",
+        "engine_failed",
+        Fault("the engine stalls on a segment", "`engine_failed` after 30 s"),
+    ),
+    "junk": EngineFault(
+        "Junk", "engine_failed", Fault("the engine gives what are no ids", "`engine_failed`")
+    ),
+    "bad-ids": EngineFault(
+        "Babble",
+        "end",
+        Fault(
+            "the engine gives ids out of range or out of turn",
+            "its audio; a frame is lost for each",
+        ),
+    ),
+    "never-stops": EngineFault(
+        "Ramble",
+        "length",
+        Fault("the engine never stops", "`segment_length`, and the next segment"),
+    ),
+    "loops": EngineFault(
+        "Mumble",
+        "loop",
+        Fault("the engine repeats itself", "`segment_loop` within 2 s, and the next segment"),
+    ),
+    "stops-at-once": EngineFault(
+        "Hush", "no_audio", Fault("the engine stops at once", "`no_audio`, after a second try")
+    ),
+    "dies": EngineFault(
+        "Die",
+        "engine_failed",
+        Fault("the engine dies", "`engine_failed`, 1011; exit code 3", "the same"),
+    ),
+}
 
 CODEC: Final[dict[str, Fault]] = {
-    "raises": Fault("a step of the codec raises", "`internal`", "`internal` for those in the same step"),
-    "always-raises": Fault("every step raises", "`internal`; 1011 and exit code 3 after 8 of them in a row", "the same"),
-    "hangs": Fault("a step does not end", "`internal`, 1011 and exit code 3 after 30 s; `/readyz` fails after 5 s", "the same"),
+    "raises": Fault(
+        "a step of the codec raises", "`internal`", "`internal` for those in the same step"
+    ),
+    "always-raises": Fault(
+        "every step raises", "`internal`; 1011 and exit code 3 after 8 of them in a row", "the same"
+    ),
+    "hangs": Fault(
+        "a step does not end",
+        "`internal`, 1011 and exit code 3 after 30 s; `/readyz` fails after 5 s",
+        "the same",
+    ),
     "dies": Fault("the codec's thread ends", "`internal`, 1011; exit code 3", "the same"),
-}  # fmt: skip
+}
 
 PROCESS: Final[dict[str, Fault]] = {
-    "blocked": Fault("the event loop stands still for a second", "its audio, a second late", "the same; `orpheus_event_loop_late_seconds` shows it"),
-    "clock": Fault("the wall clock leaps, either way", "its audio; only access tokens know the time of day"),
-    "descriptors": Fault("there are no descriptors left", "no connection, until there are some again"),
-    "log": Fault("nobody reads the log, or its disk is full", "its audio", "nothing; lines are dropped and counted"),
+    "blocked": Fault(
+        "the event loop stands still for a second",
+        "its audio, a second late",
+        "the same; `orpheus_event_loop_late_seconds` shows it",
+    ),
+    "clock": Fault(
+        "the wall clock leaps, either way", "its audio; only access tokens know the time of day"
+    ),
+    "descriptors": Fault(
+        "there are no descriptors left", "no connection, until there are some again"
+    ),
+    "log": Fault(
+        "nobody reads the log, or its disk is full",
+        "its audio",
+        "nothing; lines are dropped and counted",
+    ),
     "streams": Fault("standard streams are closed", "its audio"),
     "loading": Fault("SIGTERM or SIGINT while a model loads", "exit code 0 at once"),
-    "term": Fault("SIGTERM or SIGINT at any stage", "its audio to the end, then 1012; exit code 0", "the same"),
+    "term": Fault(
+        "SIGTERM or SIGINT at any stage", "its audio to the end, then 1012; exit code 0", "the same"
+    ),
     "kill": Fault("SIGKILL", "the connection is lost (1006)", "the same"),
-    "closing": Fault("a part hangs as it is closed", "exit code as it should be, after 30 s at most"),
-}  # fmt: skip
+    "closing": Fault(
+        "a part hangs as it is closed", "exit code as it should be, after 30 s at most"
+    ),
+}
 
 ROWS: Final = (
     *(fault.row for fault in CLIENTS.values()),

@@ -100,7 +100,7 @@ async def stay(_started: Server) -> None:
     await asyncio.Event().wait()
 
 
-async def knock(started: Server) -> None:
+async def be_refused(started: Server) -> None:
     """Be refused, over and over."""
     while True:
         with contextlib.suppress(InvalidStatus):
@@ -112,14 +112,14 @@ async def knock(started: Server) -> None:
 async def fill(started: Server) -> None:
     """Take the only slot, and have others refused."""
     async with peer(started.address.url):
-        await knock(started)
+        await be_refused(started)
 
 
 async def kill(started: Server) -> None:
-    """Speak until it dies, and knock at what is left."""
+    """Speak until it dies, and be refused by what is left."""
     with contextlib.suppress(Exception):
         await speak(started)
-    await knock(started)
+    await be_refused(started)
 
 
 async def interrupt(started: Server) -> None:
@@ -225,7 +225,9 @@ ILLS: Final = {
     ),
     "guessed": Ill(HEALTHY, stay, frozenset({"OrpheusCapacityNotMeasured"})),
     "simulated": Ill((), stay, frozenset({"OrpheusEngineSimulated"})),
-    "strangers": Ill(("auth.keys.alice=secret",), knock, frozenset({"OrpheusHandshakesRejected"})),
+    "rejected": Ill(
+        ("auth.keys.alice=secret",), be_refused, frozenset({"OrpheusHandshakesRejected"})
+    ),
     "neglected": Ill(
         (),
         mistype,

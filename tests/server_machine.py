@@ -33,7 +33,10 @@ IDS = st.sampled_from(["a", "b", "ü", "\U0001f600"])
 CUTS = st.lists(st.integers(0, 10_000), max_size=5)
 WHICH = st.integers(0, PEERS - 1)
 TEXTS = st.sampled_from(
-    ["Hello there. ", "It works! And", " so", "one two three ", "...", "", "\n\n", "<laugh> ", "<lau", "Über. ", "\U0001f600", "x" * 90]
+    [
+        "Hello there. ", "It works! And", " so", "one two three ", "...", "", "\n\n", "<laugh> ", "<lau",
+        "Über. ", "\U0001f600", "x" * 90,
+    ]
 )  # fmt: skip
 OPTIONS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {},

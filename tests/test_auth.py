@@ -15,8 +15,8 @@ from orpheus_ws.access_tokens import make_token
 from orpheus_ws.config import AuthConfig, load
 from orpheus_ws.errors import StartupError
 from orpheus_ws.keys import ANONYMOUS, read_keys
-from orpheus_ws.server import auth as door
-from orpheus_ws.server.auth import allows_origin, check_exposure
+from orpheus_ws.server.auth import MOST_FIELDS, MOST_PRESENTED, allows_origin, check_exposure
+from orpheus_ws.server.auth import identify as find_key
 
 PATH = "/v1/tts"
 NOW = 1_800_000_000.0
@@ -26,7 +26,7 @@ TOKEN = make_token("mobile", "s3cret-of-mobile", expires=int(NOW) + 60)
 
 def identify(auth: AuthConfig, headers: Headers, path: str, now: float) -> str | None:
     """Whose key a request carries."""
-    key = door.identify(read_keys(auth), headers, path, now)
+    key = find_key(read_keys(auth), headers, path, now)
     return None if key is None else key.tenant
 
 
@@ -134,7 +134,7 @@ def test_without_keys_everybody_is_anonymous() -> None:
 
 
 def test_an_empty_secret_lets_nobody_in() -> None:
-    """A key whose secret is empty, as an unset variable makes it, is no open door.
+    """A key whose secret is empty, as an unset variable makes it, lets nobody in.
 
     Either it is refused at start or it matches nothing, neither as a key nor under a token.
     """
@@ -368,17 +368,17 @@ def test_two_hosts() -> None:
 
 def test_many_at_once_are_guesses() -> None:
     """A right key or token behind as many wrong ones as are looked at lets nobody in; before, it does."""
-    for wrong in (door.MOST_PRESENTED - 1, door.MOST_PRESENTED):
-        expected = "web" if wrong < door.MOST_PRESENTED else None
+    for wrong in (MOST_PRESENTED - 1, MOST_PRESENTED):
+        expected = "web" if wrong < MOST_PRESENTED else None
         headers = [("X-API-Key", "wrong")] * wrong + [("xi-api-key", "s3cret-of-web")]
         assert identify(KEYS, Headers(headers), PATH, NOW) == expected
         query = "&".join(["token=wrong"] * wrong + [f"token={TOKEN}"])
-        expected = "mobile" if wrong < door.MOST_PRESENTED else None
+        expected = "mobile" if wrong < MOST_PRESENTED else None
         assert identify(KEYS, Headers(), f"{PATH}?{query}", NOW) == expected
 
 
 def test_a_query_of_many_fields() -> None:
     """A token is found among as many fields as may be, and not looked for among more."""
     for more, expected in ((0, "mobile"), (1, None)):
-        query = "a=b&" * (door.MOST_FIELDS - 1 + more) + f"token={TOKEN}"
+        query = "a=b&" * (MOST_FIELDS - 1 + more) + f"token={TOKEN}"
         assert identify(KEYS, Headers(), f"{PATH}?{query}", NOW) == expected

@@ -24,7 +24,7 @@ from orpheus_ws.config import EngineConfig
 from orpheus_ws.errors import StartupError
 from orpheus_ws.hardware import Hardware, find_hardware
 from orpheus_ws.keys import new_key
-from orpheus_ws.loadtest import Figures, Harness, Live, Progress, Result, Spread
+from orpheus_ws.loadtest import Figures, Harness, Live, Percentiles, Progress, Result
 from orpheus_ws.loadtest.tally import Tally
 from orpheus_ws.planning.profiles import find_gpu
 from tests.certificates import Authority
@@ -38,14 +38,14 @@ URL = "ws://127.0.0.1:1/v1/tts"
 QUICK = Harness(processes=1, cpu_share=0.1, lag_ms_p99=1.0, lag_ms_highest=2.0)
 
 
-def spread(p99: float, count: int = 40) -> Spread:
+def latency(p99: float, count: int = 40) -> Percentiles:
     """Of something that is 50 as a rule."""
-    return Spread(count=count, lowest=10, p50=50, p90=60, p99=p99, highest=p99)
+    return Percentiles(count=count, lowest=10, p50=50, p90=60, p99=p99, highest=p99)
 
 
 def figures(**changed: object) -> Figures:
     """Of a run in which all was well, but for what is changed."""
-    good = {"first_byte_ms": spread(100), "slowest_stream": 1.2, "full_load": True}
+    good = {"first_byte_ms": latency(100), "slowest_stream": 1.2, "full_load": True}
     return msgspec.structs.replace(Tally(150).figures(), **{**good, **changed})
 
 
@@ -61,7 +61,7 @@ def result(*, stopped: str | None = None, harness: Harness = QUICK, **changed: o
 def progress(*, underruns: int = 0, late: int = 0, heard: int = 40, **changed: object) -> Progress:
     """A run under way."""
     live = Live(
-        sockets=10, speaking=10, underruns=underruns, first_byte_ms=spread(100, heard), late=late
+        sockets=10, speaking=10, underruns=underruns, first_byte_ms=latency(100, heard), late=late
     )
     return Progress(seconds=3, of_seconds=6, live=live, figures=figures(**changed))
 
@@ -77,7 +77,7 @@ def test_all_bounds_held() -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"first_byte_ms": spread(151)}, "p99 151 ms, above the objective of 150 ms"),
+        ({"first_byte_ms": latency(151)}, "p99 151 ms, above the objective of 150 ms"),
         ({"first_byte_ms": None}, "no turn had any audio"),
         ({"underruns": 1, "turns_with_underruns": 1}, "underruns: 1"),
         ({"slowest_stream": 0.92}, "0.920 times real time"),

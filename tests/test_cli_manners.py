@@ -266,7 +266,8 @@ def test_an_interrupted_start(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     slow = "import pathlib, sys; pathlib.Path(sys.argv[-1]).touch(); sys.stdin.read(); sys.exit(9)"
     (tmp_path / "click.py").write_text(slow)
-    for before, code, said in (("", Exit.INTERRUPTED, "orpheus-ws: interrupted\n"), ("trap '' INT; ", 9, "")):  # fmt: skip
+    cases = (("", Exit.INTERRUPTED, "orpheus-ws: interrupted\n"), ("trap '' INT; ", 9, ""))
+    for before, code, said in cases:
         line = shlex.join([*command("doctor"), str(begun)])
         starting = subprocess.Popen(
             ["sh", "-c", f"{before}exec {line}"],

@@ -1,4 +1,4 @@
-"""Tokens that an application makes for its browsers, at a real server's door."""
+"""Tokens that an application makes for its browsers, shown to a real server."""
 
 import subprocess
 import sys

@@ -65,7 +65,9 @@ def test_any_unknown_name_is_told_in_one_line(name: str) -> None:
 def test_unknown_key_in_the_other_sources(toml: Write) -> None:
     """A misspelt name in the file or the environment is found too, and told in the words of that source."""
     told = complaint(environment={"ORPHEUS_WS_SERVER__PROT": "1"})
-    assert told.endswith("ORPHEUS_WS_SERVER__PROT in the environment; the nearest is ORPHEUS_WS_SERVER__PORT")  # fmt: skip
+    assert told.endswith(
+        "ORPHEUS_WS_SERVER__PROT in the environment; the nearest is ORPHEUS_WS_SERVER__PORT"
+    )
     for content, wrong, near in (
         ("[serve]\nport = 1\n", "'serve'", "'server'"),
         ("[server]\nprot = 1\n", "'server.prot'", "'server.port'"),

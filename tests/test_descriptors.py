@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidHandshake
 
 from orpheus_ws import messages as m
 from orpheus_ws.processes import child
-from orpheus_ws.server import door
+from orpheus_ws.server import handshake_queue
 from tests.harness import peer, server
 from tests.server_peers import STEPPED
 
@@ -21,8 +21,8 @@ SECONDS = 2.0
 
 
 def serve(loop: str, pipe: Connection) -> None:
-    """Body of a process: a server with few files, at whose door any number may wait."""
-    door.SILENT = 10_000  # type: ignore[misc]
+    """Body of a process: a server with few files, where any number may wait for a handshake."""
+    handshake_queue.MAX_SILENT = 10_000  # type: ignore[misc]
 
     async def main() -> None:
         async with server(STEPPED) as started:

@@ -11,7 +11,7 @@ from orpheus_ws.loadtest import Harness, Plan, Result
 from orpheus_ws.loadtest.pool import verdict
 from orpheus_ws.loadtest.report import TOO_FEW, page, rows
 from orpheus_ws.loadtest.tally import GAP_EDGES_MS, Batch, Tally
-from orpheus_ws.loadtest.turn import FEWEST, Spread, Turn
+from orpheus_ws.loadtest.turn import FEWEST, Percentiles, Turn
 
 PLAN = Plan(url="ws://127.0.0.1:1/v1/tts", objective_ms=150)
 
@@ -58,16 +58,16 @@ def test_a_percentile_takes_its_values(values: list[float]) -> None:
     """p90 and p99 are told of as many values as have one beyond them, and are null of fewer."""
     tally = heard(*values)
     figures = tally.figures()
-    for spread in (figures.first_byte_ms, figures.gap_ms):
-        assert spread is not None
-        assert (spread.p90 is None) == (len(values) < 10)
-        assert (spread.p99 is None) == (len(values) < 100)
-        known = [value for value in (spread.p50, spread.p90, spread.p99) if value is not None]
-        assert [spread.lowest, *known, spread.highest] == sorted(
-            [spread.lowest, *known, spread.highest]
+    for found in (figures.first_byte_ms, figures.gap_ms):
+        assert found is not None
+        assert (found.p90 is None) == (len(values) < 10)
+        assert (found.p99 is None) == (len(values) < 100)
+        known = [value for value in (found.p50, found.p90, found.p99) if value is not None]
+        assert [found.lowest, *known, found.highest] == sorted(
+            [found.lowest, *known, found.highest]
         )
-        assert spread.tail == (
-            ("highest", spread.highest) if spread.p99 is None else ("p99", spread.p99)
+        assert found.tail == (
+            ("highest", found.highest) if found.p99 is None else ("p99", found.p99)
         )
     decoded = msgspec.json.decode(msgspec.json.encode(figures.first_byte_ms))
     assert (decoded["p99"] is None) == (len(values) < FEWEST[99])
@@ -98,10 +98,10 @@ def test_nothing_is_said_of_too_few() -> None:
 
 def test_gaps_are_known_by_their_bucket() -> None:
     """A gap's figures are the upper edge of its bucket."""
-    spread = heard(*[1.0] * 100).figures().gap_ms
-    assert isinstance(spread, Spread)
+    found = heard(*[1.0] * 100).figures().gap_ms
+    assert isinstance(found, Percentiles)
     edge = round(GAP_EDGES_MS[3], 3)
-    assert (spread.lowest, spread.p50, spread.p99, spread.highest) == (edge, edge, edge, edge)
+    assert (found.lowest, found.p50, found.p99, found.highest) == (edge, edge, edge, edge)
 
 
 def test_a_page_says_which_is_which() -> None:

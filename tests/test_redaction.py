@@ -151,7 +151,7 @@ async def speak_natively(running: Process) -> None:
         pass
 
 
-async def knock(running: Process) -> None:
+async def be_refused(running: Process) -> None:
     """Come with wrong keys and tokens, to wrong paths, and with what is no handshake at all."""
     token = make_token("marked", KEY, expires=1)
     for path, key in (
@@ -283,7 +283,7 @@ async def test_a_day_that_goes_wrong(tmp_path: Path) -> None:
         async with serving(tmp_path, collector, ending=signal.SIGTERM) as running:
             overhearing = asyncio.create_task(overhear(running))
             await speak_natively(running)
-            await knock(running)
+            await be_refused(running)
             await speak_elsewhere(running)
             await asyncio.to_thread(ask_over_http, running)
             scraped = await asyncio.to_thread(metrics, running)

@@ -7,8 +7,8 @@ from types import FrameType
 from typing import NamedTuple
 
 from orpheus_ws import messages as m
-from orpheus_ws.server.pulse import OBJECTS_BETWEEN_COLLECTIONS, spare_collections
-from orpheus_ws.server.reading import RECEIPT_SECONDS
+from orpheus_ws.server.loop_monitor import OBJECTS_BETWEEN_COLLECTIONS, spare_collections
+from orpheus_ws.server.receipts import RECEIPT_SECONDS
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLES_PER_FRAME
 from tests.harness import Peer, audio, pcm
 from tests.server_peers import STEPPED, one
@@ -16,8 +16,8 @@ from tests.server_peers import STEPPED, one
 LEAD_MS = 10_000
 TEXT = "The quick brown fox jumps over the lazy dog while the band plays on and on and on again."
 FRAME_BY_FRAME = (STEPPED, "server.group_lead_ms=0")
-NOT_THE_GATEWAY = ("/wire/", "/engine/", "/server/pulse.py")
-"""The client of the test decodes, the simulated engine takes steps, and a pulse goes by the clock."""
+NOT_THE_GATEWAY = ("/wire/", "/engine/", "/server/loop_monitor.py")
+"""The client of the test decodes, the simulated engine takes steps, and the monitor goes by the clock."""
 CALLS = 60
 """Of functions of ours, coroutines resumed among them, for a frame. Raise it for what is worth it."""
 

@@ -129,8 +129,8 @@ async def test_pieces_of_a_token() -> None:
     async with server(KEY) as started:
         token = await page_token(started)
         for size in range(len(token)):
-            assert started.entrance.keys.signer(token[:size], 0) is None
-            assert started.entrance.keys.signer(token[size + 1 :], 0) is None
+            assert started.access_control.keys.signer(token[:size], 0) is None
+            assert started.access_control.keys.signer(token[size + 1 :], 0) is None
         encoded = "".join(f"%{ord(character):02X}" for character in token)
         assert await opens(started, token) == await opens(started, encoded) == 101
         for other in (

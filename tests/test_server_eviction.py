@@ -32,7 +32,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """What connections and handshakes take for the time."""
     moving = Clock()
-    for module in ("connection", "entrance", "handshake"):
+    for module in ("connection", "access_control", "handshake"):
         monkeypatch.setattr(f"orpheus_ws.server.{module}.clock", moving)
     return moving
 

@@ -11,7 +11,7 @@ from orpheus_ws.server.handshake import AdmittedConnection
 from orpheus_ws.trace import clock
 from tests.harness import Peer, peer, server, turns_until
 from tests.server_peers import one, socket_of
-from tests.test_server_door import raw
+from tests.test_server_handshake_queue import raw
 
 MASK = bytes(4)
 RATE = 100

@@ -87,7 +87,7 @@ async def test_a_second_is_a_second_at_every_rate(
             taken.append(seconds)
             super().receive(seconds, now)
 
-    monkeypatch.setattr("orpheus_ws.server.voice.Player", RecordingPlayer)
+    monkeypatch.setattr("orpheus_ws.server.spoken_context.Player", RecordingPlayer)
     async with one() as (started, connected):
         count = samples(await speak(connected, "pcm_s16le", rate), "pcm_s16le")
         sent = await metric(started, "orpheus_audio_seconds_total")

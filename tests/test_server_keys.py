@@ -139,7 +139,7 @@ async def test_a_change_while_it_starts(
         for what in ("keys", "certificate"):
             done = started.metrics.reloads.labels(what, "done")._value
             await turns_until(lambda done=done: done.get() == 1)  # type: ignore[misc]
-        assert started.entrance.keys.tenants == ("bob",)
+        assert started.access_control.keys.tenants == ("bob",)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ async def test_hashing_a_key_removes_nobody(file: KeyFile) -> None:
 
 
 async def test_a_key_that_goes_during_the_handshake() -> None:
-    """Whoever had passed the door when his key went is closed before he has said anything."""
+    """Whoever had shown his key before it went is closed before he has said anything."""
     async with server("auth.keys.alice=alices") as started:
         reserve = started.admission.reserve
 

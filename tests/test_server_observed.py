@@ -15,7 +15,7 @@ from orpheus_ws.audio import AUDIBLE, Player
 from orpheus_ws.context import Context
 from orpheus_ws.errors import StartupError
 from orpheus_ws.logs import Formatter
-from orpheus_ws.server.voice import Voice
+from orpheus_ws.server.spoken_context import SpokenContext
 from orpheus_ws.session import Action, Session
 from orpheus_ws.tokens import FRAME_SECONDS
 from orpheus_ws.trace import clock
@@ -70,7 +70,7 @@ async def test_leading_silence(rate: int, caplog: pytest.LogCaptureFixture) -> N
 async def test_underruns_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk that comes after the listener has run dry is an underrun, with the seconds of silence."""
     ahead = 0.0
-    for module in ("connection", "voice"):
+    for module in ("connection", "spoken_context"):
         monkeypatch.setattr(f"orpheus_ws.server.{module}.clock", lambda: clock() + ahead)
     async with one("server.group_lead_ms=0") as (started, connected):
         engine = stepped_by_hand(started)
@@ -83,9 +83,9 @@ async def test_underruns_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await metric(started, "orpheus_underruns_total") == 2
         seconds = await metric(started, "orpheus_underrun_seconds_total")
         (connection,) = started._connections
-        assert connection._voice is not None
+        assert connection._spoken is not None
         # Of the two gaps, less what was in hand; the machine may add to it.
-        assert seconds == pytest.approx(connection._voice.player.starved_seconds)
+        assert seconds == pytest.approx(connection._spoken.player.starved_seconds)
         assert seconds >= 299.5
 
 
@@ -93,13 +93,13 @@ def test_the_first_sound_is_heard_once_it_is_delivered() -> None:
     """A resampler may still hold the sample that the shaper has let pass."""
     settings = m.Settings(voice="tara", sample_rate=8000)
     context = Context("a", 1, settings, lambda *_: None, 0.0)
-    voice = Voice(context, Player(), 0.0)
+    spoken = SpokenContext(context, Player(), 0.0)
     context.delivered = 400
-    assert not voice.sounds()
-    voice.shaper.first_sound = 1200
-    assert not voice.sounds()
+    assert not spoken.sounds()
+    spoken.shaper.first_sound = 1200
+    assert not spoken.sounds()
     context.delivered = 401
-    assert voice.sounds()
+    assert spoken.sounds()
 
 
 async def test_time_to_first_audio_is_to_the_first_sound(
@@ -108,7 +108,7 @@ async def test_time_to_first_audio_is_to_the_first_sound(
     """Chunks in which nothing can be heard yet are no first audio, only first bytes."""
     caplog.set_level(logging.INFO, logger="orpheus_ws")
     silent = iter((False, False))
-    monkeypatch.setattr(Voice, "sounds", lambda _voice: next(silent, True))
+    monkeypatch.setattr(SpokenContext, "sounds", lambda _spoken: next(silent, True))
     async with one(STEPPED, "server.group_lead_ms=0") as (_, connected):
         await connected.say("a", SENTENCE)
         done = (await connected.utterance("a"))[-1]

@@ -1,4 +1,4 @@
-"""Origins at every door: sockets of each surface, requests over HTTP, and what browsers ask beforehand."""
+"""Origins wherever they are checked: sockets of each surface, requests over HTTP, and what browsers ask beforehand."""
 
 import pytest
 from websockets.asyncio.client import connect

@@ -111,7 +111,7 @@ async def test_a_key_becomes_a_token(known: str) -> None:
         async with peer(f"{started.address.url}?token={token}") as connected:
             await connected.say("a", "Hello.")
             await connected.wait_for(m.Done)
-        keys = started.entrance.keys
+        keys = started.access_control.keys
     expires = int(token.split(".")[1])
     signer = keys.signer(token, expires)
     assert signer is not None

@@ -188,7 +188,7 @@ async def test_session_limit_waits_for_open_contexts(monkeypatch: pytest.MonkeyP
     async with one("limits.session_seconds=60", STEPPED) as (_, connected):
         await connected.say("a", SENTENCE)
         await connected.wait_for(m.Audio)
-        for user in ("connection", "voice"):
+        for user in ("connection", "spoken_context"):
             monkeypatch.setattr(f"orpheus_ws.server.{user}.clock", lambda: clock() + 60)
         assert isinstance((await connected.utterance("a"))[-1], m.Done)
         assert await closed(connected) == (1001, "session_expired")
@@ -214,7 +214,7 @@ async def test_audio_runs_at_most_lead_ahead(monkeypatch: pytest.MonkeyPatch) ->
             ahead.append(self.in_hand(now))
             super().receive(seconds, now)
 
-    monkeypatch.setattr("orpheus_ws.server.voice.Player", RecordingPlayer)
+    monkeypatch.setattr("orpheus_ws.server.spoken_context.Player", RecordingPlayer)
     async with one("engine.options.fault=never_stops") as (_, connected):
         await connected.send(m.Open(context="a", lead_ms=300, sampling=m.Sampling(max_tokens=140)))
         await connected.say("a", SENTENCE)
@@ -287,10 +287,10 @@ async def test_lead_is_the_listeners() -> None:
             await connected.say(f"{number}", "Hi there.")
         received = await connected.utterance("5")
         (connection,) = started._connections
-        assert connection._voice is not None
+        assert connection._spoken is not None
         total = len(b"".join(message.pcm for message in audio(received))) / 48_000
         assert total > 1.5
-        assert connection._voice.player.in_hand(clock()) <= 0.5 + 0.5
+        assert connection._spoken.player.in_hand(clock()) <= 0.5 + 0.5
 
 
 async def test_what_was_cancelled_is_in_nobodys_hand() -> None:
@@ -308,8 +308,8 @@ async def test_what_was_cancelled_is_in_nobodys_hand() -> None:
         await connected.say("b", "Hi there.")
         received = await connected.utterance("b")
         own = len(pcm(received, "b")) / 48_000
-        assert connection._voice is not None
-        assert connection._voice.player.in_hand(clock()) <= own + Player.PREBUFFER < 1.5
+        assert connection._spoken is not None
+        assert connection._spoken.player.in_hand(clock()) <= own + Player.PREBUFFER < 1.5
 
 
 async def test_a_shutdown_waits_for_nobody_who_does_not_read() -> None:

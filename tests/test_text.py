@@ -229,9 +229,9 @@ def test_clause_mode_starts_early() -> None:
 WORDS = st.sampled_from(
     [
         "Hello", "world", "Dr.", "Smith", "3.50", "p.m.", "yes.", "No!", "why?", "ok", "U.S.",
-        "<laugh>", "<whisper>", "</b>", '<a b="', 'c="d">', "<?x y='z'?>", "<|eot_id|>", "a<b", ">", "<", "https://x.y/z?q=1.", "...",
-        '"Quote."', "(aside)", "e.g.", "friend.How", "Hi.", "well,", "x" * 300, "12345678901234567890",
-        "🎉", "\u200b", "é", "ÅÄÖ", "end.\"", "\n", "\n\n", "\t", "—", "1.", "2.5", "I",
+        "<laugh>", "<whisper>", "</b>", '<a b="', 'c="d">', "<?x y='z'?>", "<|eot_id|>", "a<b", ">", "<",
+        "https://x.y/z?q=1.", "...", '"Quote."', "(aside)", "e.g.", "friend.How", "Hi.", "well,", "x" * 300,
+        "12345678901234567890", "🎉", "\u200b", "é", "ÅÄÖ", "end.\"", "\n", "\n\n", "\t", "—", "1.", "2.5", "I",
     ]
 )  # fmt: skip
 TEXTS = st.lists(

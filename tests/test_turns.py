@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from orpheus_ws import messages as m
 from orpheus_ws.context import Context
-from orpheus_ws.server.turns import PATIENCE, Turn, Turns
+from orpheus_ws.server.turns import PATIENCE, SlotTurn, Turns
 
 MOST_SECONDS = 5.0
 
@@ -24,14 +24,14 @@ def nothing() -> None:
     """Nobody listens."""
 
 
-def asking(turns: Turns, now: float, in_hand: float = 0.0, *, begun: bool = False) -> Turn:
+def asking(turns: Turns, now: float, in_hand: float = 0.0, *, begun: bool = False) -> SlotTurn:
     """A socket that asks for a slot."""
-    turn = Turn(turns, MOST_SECONDS, nothing)
+    turn = SlotTurn(turns, MOST_SECONDS, nothing)
     turn.ask(context(begun=begun), now, in_hand)
     return turn
 
 
-def served(turns: Turns, holder: Turn, waiting: list[Turn]) -> list[Turn]:
+def served(turns: Turns, holder: SlotTurn, waiting: list[SlotTurn]) -> list[SlotTurn]:
     """The order in which those who wait get the one slot, which `holder` has."""
     order = []
     while waiting:
@@ -117,8 +117,8 @@ class Sockets(RuleBasedStateMachine):
     def start(self, slots: int) -> None:
         self.now = 0.0
         self.turns = Turns(slots)
-        self.sockets = [Turn(self.turns, MOST_SECONDS, nothing) for _ in range(10)]
-        self.asked: dict[Turn, float] = {}
+        self.sockets = [SlotTurn(self.turns, MOST_SECONDS, nothing) for _ in range(10)]
+        self.asked: dict[SlotTurn, float] = {}
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 1.0, 3.0]))
     def wait(self, seconds: float) -> None:
@@ -141,7 +141,7 @@ class Sockets(RuleBasedStateMachine):
         socket.give_up()
         self.check_called(waiting)
 
-    def check_called(self, waiting: set[Turn]) -> None:
+    def check_called(self, waiting: set[SlotTurn]) -> None:
         for called in [turn for turn in self.asked if turn.has_slot]:
             asked = self.asked.pop(called)
             for other in waiting - {called}:
@@ -171,8 +171,8 @@ def test_nobody_starves(slots: int, extra: int, seed: int) -> None:
     """
     chance = random.Random(seed)
     turns, longest, now = Turns(slots), 3.0, 0.0
-    sockets = [Turn(turns, MOST_SECONDS, nothing) for _ in range(slots + extra)]
-    ends: dict[Turn, float] = {}
+    sockets = [SlotTurn(turns, MOST_SECONDS, nothing) for _ in range(slots + extra)]
+    ends: dict[SlotTurn, float] = {}
     asks = {socket: chance.uniform(0, 1) for socket in sockets}
     most = longest * (1 + (slots + extra) / slots)
     turn_count = dict.fromkeys(sockets, 0)

@@ -32,7 +32,7 @@ from orpheus_ws.engine import EngineStatistics, Prompt
 from orpheus_ws.engine.simulated import SimulatedEngine
 from orpheus_ws.pcm import Chunk, Output, Samples
 from orpheus_ws.server import Server, running
-from orpheus_ws.server.pulse import spare_collections
+from orpheus_ws.server.loop_monitor import spare_collections
 from orpheus_ws.server.tcp import tune
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.tokens import CODES_PER_FRAME, FRAME_SECONDS, SAMPLES_PER_FRAME, Frame

@@ -2,7 +2,7 @@
 
 Rule: every part is a fresh server with the same speakers, its attackers in a process of their own; the
 first has no storm, and is what the others are compared with. What a refusal costs the WebSocket library
-alone is measured in the same run. A visitor with a key comes again and again, as a client would.
+alone is measured in the same run. Meanwhile a client with a key comes again and again.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ from orpheus_ws.errors import BenchFailed
 from orpheus_ws.hardware import usable_processors
 from orpheus_ws.processes import Child, child
 from orpheus_ws.server import running
-from orpheus_ws.server.pulse import spare_collections
+from orpheus_ws.server.loop_monitor import spare_collections
 from orpheus_ws.tokens import CODES_PER_FRAME, FRAME_SECONDS
 from orpheus_ws.trace import clock
 
 PACE: Final = 1.05
 KEY: Final = "a-key-of-the-benchmark"
 ROOM: Final = 8
-"""Slots beyond the speakers', for visitors and for handshakes of the storm that get in."""
+"""Slots beyond the speakers', for that client and for handshakes of the storm that get in."""
 RAMP_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.005
 VISIT_SECONDS: Final = 0.2
-"""Between one visit and the next, and the least that a visitor waits once refused, beside what
+"""Between one visit and the next, and the least that the client waits once refused, beside what
 `Retry-After` says."""
 
 
@@ -100,7 +100,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     of its own a frame is late by no more than this, so it tells a busy server from a busy machine."""
     turn_cpu_ms_worst: float = 0.0
     visits: int = 0
-    """How often the visitor got in, and how long that took, with its waiting once refused."""
+    """How often the client with a key got in, and how long that took, with its waiting once refused."""
     visit_seconds_median: float | None = None
     visit_seconds_worst: float | None = None
 
@@ -167,7 +167,7 @@ def _part(storm: Storm, speakers: int, per_second: int, seconds: float, calm: Pa
         hearing.hear()
         hearing.tell("begin")
         hearing.hear(RAMP_SECONDS)
-        visitor = None if storm.full else stack.enter_context(_Visitor(ports.port))
+        client = None if storm.full else stack.enter_context(_ReturningClient(ports.port))
         server.tell("look")
         began, cpu = clock(), _cpu_seconds(server)
         seen = attackers.Seen(0, 0.0, {})
@@ -180,7 +180,7 @@ def _part(storm: Storm, speakers: int, per_second: int, seconds: float, calm: Pa
         ended, cpu = clock(), _cpu_seconds(server) - cpu
         server.tell("enough")
         turns: list[float] = server.hear()
-        visits = [] if visitor is None else visitor.stop()
+        visits = [] if client is None else client.stop()
         hearing.tell(listeners.Window(began, ended))
         heard: listeners.Heard = hearing.hear()
         server.tell("stop")
@@ -237,7 +237,7 @@ def _cpu_seconds(server: Child) -> float:
     return times.user + times.system
 
 
-class _Visitor:
+class _ReturningClient:
     """Somebody with a key who comes in and goes again, until stopped."""
 
     def __init__(self, port: int) -> None:

@@ -55,7 +55,7 @@ def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None)
 async def _serve(config: configuration.Config) -> Exit:
     # Imported here, so that the client's commands need nothing that only a server needs.
     from orpheus_ws.server import running
-    from orpheus_ws.server.pulse import spare_collections
+    from orpheus_ws.server.loop_monitor import spare_collections
 
     first, second, hung_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()

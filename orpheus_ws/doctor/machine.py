@@ -8,11 +8,11 @@ from typing import Final
 
 from orpheus_ws.doctor.check import Check, Status
 from orpheus_ws.hardware import usable_processors
-from orpheus_ws.server.door import LINE, SILENT
+from orpheus_ws.server.handshake_queue import MAX_SILENT, MAX_WAITING
 
-FILES_BESIDE_SOCKETS: Final = 64 + SILENT + 2 * LINE
-"""An idle server holds 17 to 20 open files; the others are for loading and probes, and for those who
-wait at the door in a storm."""
+FILES_BESIDE_SOCKETS: Final = 64 + MAX_SILENT + 2 * MAX_WAITING
+"""An idle server holds 17 to 20 open files; the others are for loading and probes, and for
+connections that wait for their turn in a storm."""
 
 
 def python() -> Check:

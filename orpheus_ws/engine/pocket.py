@@ -6,8 +6,8 @@ codec's encoder turns it into frames in blocks that start small, so that the fir
 before the rest is encoded. It is for development, tests and demonstrations: it is not Orpheus, and
 `temperature`, `top_p` and `repetition_penalty` mean nothing to it.
 
-Orpheus's tags (`<laugh>`) are left out rather than read aloud; tags alone are a short silence. Text without a sound in English, such
-as an emoji, gives end of speech alone.
+Orpheus's tags (`<laugh>`) are left out rather than read aloud; tags alone are a short silence. Text
+without a sound in English, such as an emoji, gives end of speech alone.
 """
 
 import asyncio

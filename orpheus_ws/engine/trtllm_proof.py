@@ -1,10 +1,11 @@
 """Whether the sampler does what it is asked, shown before anything is served.
 
 Rule: the engine is judged by the ids that it gives and by nothing that it says of itself, and with
-requests that differ in one batch, as it will have to serve them. A sampler that ignores `repetition_penalty` or `seed` raises nothing and sounds worse; TensorRT-LLM 1.2's default
-one is such. A bias decides what each run must be, whatever the checkpoint: where the ids' biases
-differ by more than logits can, the most favoured comes again and again, and under a penalty each in
-turn; where they are equal and the temperature is so high that logits hardly count, chance decides.
+requests that differ in one batch, as it will have to serve them. A sampler that ignores
+`repetition_penalty` or `seed` raises nothing and sounds worse; TensorRT-LLM 1.2's default one is such.
+A bias decides what each run must be, whatever the checkpoint: where the ids' biases differ by more than
+logits can, the most favoured comes again and again, and under a penalty each in turn; where they are
+equal and the temperature is so high that logits hardly count, chance decides.
 """
 
 import asyncio

@@ -10,7 +10,16 @@ processes together, `report` a page to look at.
 
 from orpheus_ws.loadtest.plan import Plan
 from orpheus_ws.loadtest.pool import Result, Watch, run, run_naive
-from orpheus_ws.loadtest.turn import Figures, Gaps, Harness, Live, Naive, Progress, Spread, Turn
+from orpheus_ws.loadtest.turn import (
+    Figures,
+    Gaps,
+    Harness,
+    Live,
+    Naive,
+    Percentiles,
+    Progress,
+    Turn,
+)
 
 __all__ = [
     "Figures",
@@ -18,10 +27,10 @@ __all__ = [
     "Harness",
     "Live",
     "Naive",
+    "Percentiles",
     "Plan",
     "Progress",
     "Result",
-    "Spread",
     "Turn",
     "Watch",
     "run",

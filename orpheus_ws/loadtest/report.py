@@ -17,7 +17,7 @@ import msgspec
 
 from orpheus_ws.loadtest import plots
 from orpheus_ws.loadtest.pool import Result
-from orpheus_ws.loadtest.turn import FEWEST, Figures, Naive, Spread
+from orpheus_ws.loadtest.turn import FEWEST, Figures, Naive, Percentiles
 
 SLOW_LAG_MS: Final = 20.0
 SLOW_CPU: Final = 0.85
@@ -131,9 +131,9 @@ def _tiles(result: Result) -> str:
     )
 
 
-def _tail(spread: Spread) -> tuple[str, str]:
-    name, ms = spread.tail
-    turns = "" if name == "p99" else f" of {spread.count}"
+def _tail(latency: Percentiles) -> tuple[str, str]:
+    name, ms = latency.tail
+    turns = "" if name == "p99" else f" of {latency.count}"
     return name + turns, f"{ms:.0f} ms"
 
 
@@ -235,10 +235,10 @@ def rows(figures: Figures) -> list[tuple[str, ...]]:
     """Each quantity that was measured, with its distribution."""
     found = []
     for field, name in _QUANTITIES:
-        spread: Spread | None = getattr(figures, field)
-        if spread is not None:
-            values = (spread.lowest, spread.p50, spread.p90, spread.p99, spread.highest)
-            found.append((name, *map(number, values), f"{spread.count}"))
+        of: Percentiles | None = getattr(figures, field)
+        if of is not None:
+            values = (of.lowest, of.p50, of.p90, of.p99, of.highest)
+            found.append((name, *map(number, values), f"{of.count}"))
     return found
 
 
@@ -296,8 +296,8 @@ def _naive_table(result: Result, naive: Naive) -> Table:
     ours, theirs = result.figures, naive.figures
     buffer = result.plan.prebuffer_ms
 
-    def cell(spread: Spread | None, percentile: str, more: float = 0.0) -> str:
-        ms: float | None = getattr(spread, percentile, None)
+    def cell(latency: Percentiles | None, percentile: str, more: float = 0.0) -> str:
+        ms: float | None = getattr(latency, percentile, None)
         return number(None if ms is None else ms + more)
 
     def supply(figures: Figures, seconds: float) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from orpheus_ws.loadtest.turn import FEWEST, Figures, Gaps, Live, Spread, Turn
+from orpheus_ws.loadtest.turn import FEWEST, Figures, Gaps, Live, Percentiles, Turn
 from orpheus_ws.trace import clock
 
 MOST_TURNS: Final = 2000
@@ -159,7 +159,7 @@ class Tally:
             sockets=sum(batch.sockets for batch in latest),
             speaking=sum(batch.speaking for batch in latest),
             underruns=self._underruns + sum(batch.underruns for batch in latest),
-            first_byte_ms=_spread(self._heard),
+            first_byte_ms=_percentiles(self._heard),
             late=late if self._objective_ms else 0,
         )
 
@@ -177,7 +177,7 @@ class Tally:
             failed=self._outcomes["failed"],
             cut=self._outcomes["cut"],
             late=late if self._objective_ms else 0,
-            gap_ms=self._gap_spread(),
+            gap_ms=self._gap_percentiles(),
             slowest_stream=self._slowest_stream(),
             audio_seconds=self._audio_seconds,
             underruns=self._underruns,
@@ -186,8 +186,8 @@ class Tally:
             refused=dict(self._refused),
             failures=dict(self._failures),
             faults=dict(self._faults),
-            **{name: _spread(latencies[name]) for name in _LATENCIES},
-            **{name: _spread(self._all[name]) for name in _OTHERS},
+            **{name: _percentiles(latencies[name]) for name in _LATENCIES},
+            **{name: _percentiles(self._all[name]) for name in _OTHERS},
         )
 
     def gaps(self) -> Gaps:
@@ -237,7 +237,7 @@ class Tally:
         paces = [flowed / seconds for flowed, seconds in flows if seconds >= LISTENED_SECONDS]
         return round(min(paces), 4) if paces else None
 
-    def _gap_spread(self) -> Spread | None:
+    def _gap_percentiles(self) -> Percentiles | None:
         """Each quantile is the upper edge of its bucket."""
         sums = np.cumsum(self._gaps).tolist()
         count = sums[-1]
@@ -249,24 +249,24 @@ class Tally:
             at = bisect_right(sums, min(percent / 100 * count, count - 1))
             return min(edges[at], GAP_EDGES_MS[-1])
 
-        return _spread_of(count, percentile)
+        return _percentiles_of(count, percentile)
 
 
-def _spread(values: "array[float]") -> Spread | None:
+def _percentiles(values: "array[float]") -> Percentiles | None:
     if not values:
         return None
     percents = (0, 50, 90, 99, 100)
     found = dict(zip(percents, np.percentile(np.asarray(values), percents).tolist(), strict=True))
-    return _spread_of(len(values), found.__getitem__)
+    return _percentiles_of(len(values), found.__getitem__)
 
 
-def _spread_of(count: int, percentile: Callable[[int], float]) -> Spread:
+def _percentiles_of(count: int, percentile: Callable[[int], float]) -> Percentiles:
     """The percentiles that so many values have."""
 
     def at(percent: int) -> float:
         return round(percentile(percent), 3)
 
-    return Spread(
+    return Percentiles(
         count=count,
         lowest=at(0),
         p50=at(50),

@@ -72,7 +72,7 @@ class Turn(msgspec.Struct, kw_only=True):
     """Names of what was wrong with its audio; see `listener`."""
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
     """How a quantity is distributed. A percentile of too few values (`FEWEST`) is None."""
 
     count: int
@@ -101,23 +101,23 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: int
     failed: int
     cut: int
-    first_byte_ms: Spread | None
-    first_audio_ms: Spread | None
-    first_sentence_ms: Spread | None
-    whole_ms: Spread | None
+    first_byte_ms: Percentiles | None
+    first_audio_ms: Percentiles | None
+    first_sentence_ms: Percentiles | None
+    whole_ms: Percentiles | None
     late: int
     """Turns whose first byte came later than `objective_ms`, or did not come."""
-    queue_ms: Spread | None
-    gap_ms: Spread | None
+    queue_ms: Percentiles | None
+    gap_ms: Percentiles | None
     """Between chunks of a segment, to a tenth of its value."""
-    real_time_factor: Spread | None
+    real_time_factor: Percentiles | None
     slowest_stream: float | None
     """The least of the streams' paces: audio after the first chunks of its turns over the time in which
     it came. Below 1 listeners lose ground, even where no gap is long enough for an underrun. Of streams
     that were listened to for 2 s at least; None if there is none."""
-    connect_ms: Spread | None
-    reuse_ms: Spread | None
-    cancel_ms: Spread | None
+    connect_ms: Percentiles | None
+    reuse_ms: Percentiles | None
+    cancel_ms: Percentiles | None
     audio_seconds: float
     underruns: int
     starved_ms: float
@@ -136,7 +136,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     sockets: int
     speaking: int
     underruns: int
-    first_byte_ms: Spread | None
+    first_byte_ms: Percentiles | None
     """Of turns that began at full load and have been heard of."""
     late: int
     """Turns that began at full load and whose first byte came later than `objective_ms`, or has not

@@ -25,13 +25,13 @@ from orpheus_ws.keys import read_keys
 from orpheus_ws.metrics import Metrics
 from orpheus_ws.named_parts import load_part
 from orpheus_ws.server import auth, tls
-from orpheus_ws.server.door import BACKLOG
 from orpheus_ws.server.handshake import AdmittedConnection, Handshake
+from orpheus_ws.server.handshake_queue import BACKLOG
 from orpheus_ws.server.health import PROBE_SECONDS
+from orpheus_ws.server.loop_monitor import monitoring
 from orpheus_ws.server.page import Page
 from orpheus_ws.server.parts import open_parts
 from orpheus_ws.server.ports import Address, binding, serve_metrics, try_ports
-from orpheus_ws.server.pulse import beating
 from orpheus_ws.server.reload import look
 from orpheus_ws.server.serving import Server
 from orpheus_ws.server.websocket import CLOSE_SECONDS
@@ -77,13 +77,13 @@ async def running(config: Config) -> AsyncIterator[Server]:
         server = Server(config, parts, metrics, tracer, routes, keys, certificate)
         await stack.enter_async_context(_beside(server.watch()))
         await stack.enter_async_context(_beside(server.reloading.watch(seen)))
-        pulse = await stack.enter_async_context(beating(metrics))
+        monitor = await stack.enter_async_context(monitoring(metrics))
         if not await server.health.probe():
             raise StartupError(
                 "engine and codec started, but a test word gave no sound within "
                 f"{PROBE_SECONDS:g} s"
             )
-        metrics_port = await serve_metrics(config.server, metrics, pulse, stack)
+        metrics_port = await serve_metrics(config.server, metrics, monitor, stack)
         port = await _listen(server, stack)
         http_port = await _listen_http(server, stack)
         server.address = Address(
@@ -107,8 +107,8 @@ async def _beside(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
     """Open the port; `stack` closes it and every socket."""
     config = server.config.server
-    page = await asyncio.to_thread(Page, server.entrance) if config.page else None
-    handshake = Handshake(server.entrance, server.routes, server.engine.voices, page)
+    page = await asyncio.to_thread(Page, server.access_control) if config.page else None
+    handshake = Handshake(server.access_control, server.routes, server.engine.voices, page)
     with binding(config.host, config.port, "server.port"):
         listener = await serve(
             server.serve_socket,
@@ -119,8 +119,8 @@ async def _listen(server: Server, stack: contextlib.AsyncExitStack) -> int:
             select_subprotocol=handshake.subprotocol,
             create_connection=functools.partial(  # type: ignore[arg-type] # any factory will do
                 AdmittedConnection,
-                door=server.door,
-                porch=server.porch,
+                handshake_queue=server.handshake_queue,
+                tls_queue=server.tls_queue,
                 frames_per_second=server.config.limits.messages_per_second,
             ),
             compression=None,
@@ -144,11 +144,11 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
     kind: type[HttpFront] = load_part("orpheus_ws.server", "http", "HttpFront", extra="http")
     front = kind(
         server.config,
-        server.entrance,
-        server.door,
+        server.access_control,
+        server.handshake_queue,
         server.engine.voices,
         lambda peer, key, traceparent: server.serve(server.converse(peer, key, traceparent)),
-        server.porch,
+        server.tls_queue,
     )
     stack.push_async_callback(front.close)
     with binding(config.host, config.http_port, "server.http_port"):
@@ -158,9 +158,9 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
 async def _close(server: Server, listener: Listener) -> None:
     """Admit nobody any more, and close every socket with 1001."""
     server.admission.draining = True
-    if server.porch is not None:
-        server.porch.close()
-    server.door.close()
+    if server.tls_queue is not None:
+        server.tls_queue.close()
+    server.handshake_queue.close()
     listener.close(code=1001, reason="shutdown")
     try:
         async with asyncio.timeout(CLOSE_SECONDS):

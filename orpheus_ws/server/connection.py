@@ -27,8 +27,8 @@ from orpheus_ws.metrics import Metrics, Moment
 from orpheus_ws.server.delivery import Delivery
 from orpheus_ws.server.health import Health
 from orpheus_ws.server.peer import Peer
-from orpheus_ws.server.turns import Turn, Turns
-from orpheus_ws.server.voice import Voice, player_for
+from orpheus_ws.server.spoken_context import SpokenContext, player_for
+from orpheus_ws.server.turns import SlotTurn, Turns
 from orpheus_ws.session import AwaitTurn, Goodbye, Say, Session, Speak, Wait
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.trace import clock
@@ -67,8 +67,8 @@ class Connection:
         self._server = server
         self._limits = limits
         self._news = asyncio.Event()
-        self._turn = Turn(turns, server.max_queue_ms / 1000, self._news.set)
-        self._voice: Voice | None = None
+        self._turn = SlotTurn(turns, server.max_queue_ms / 1000, self._news.set)
+        self._spoken: SpokenContext | None = None
         self._scope: asyncio.Timeout | None = None
         self._cancelled_at: float | None = None
         self._restart_at = math.inf
@@ -99,7 +99,7 @@ class Connection:
         finally:
             self._gone = True
             self._session.abandon()
-            self._voice = None  # it refers to this
+            self._spoken = None  # it refers to this
             self._metrics.orphaned_seconds.inc(self._delivery.lose())
 
     @property
@@ -166,12 +166,12 @@ class Connection:
 
     def _interrupt_ended(self) -> None:
         """Stop the speaker, once, if what it speaks was cancelled or has failed."""
-        if self._scope is None or self._voice is None or self._voice.context.live:
+        if self._scope is None or self._spoken is None or self._spoken.context.live:
             return
         # The scope may be due only once; until it is left, further messages find none.
         scope, self._scope = self._scope, None
         scope.reschedule(asyncio.get_running_loop().time())
-        if self._voice.context.state is State.CANCELLED:
+        if self._spoken.context.state is State.CANCELLED:
             self._cancelled_at = clock()
 
     # Speaking ------------------------------------------------------------------------------------
@@ -211,17 +211,17 @@ class Connection:
 
     async def _utter(self, context: Context, text: str) -> None:
         """Speak a segment, unless it is interrupted, and say how that went."""
-        if self._voice is None or self._voice.context is not context:
-            player = player_for(context, self._voice)
-            self._voice = Voice(context, player, self._server.group_lead_ms / 1000)
+        if self._spoken is None or self._spoken.context is not context:
+            player = player_for(context, self._spoken)
+            self._spoken = SpokenContext(context, player, self._server.group_lead_ms / 1000)
         failure: OrpheusError | None = None
         try:
             async with asyncio.timeout(None) as self._scope:
-                await self._pace(self._voice)
+                await self._pace(self._spoken)
                 if context.live:
                     context.trace.begin_segment()
                     with self._tracer.segment(context.trace, len(text)):
-                        await self._segment(self._voice, text)
+                        await self._segment(self._spoken, text)
         except (PeerGone, SlowConsumer):
             raise
         except OrpheusError as error:
@@ -244,7 +244,7 @@ class Connection:
         """Wait for a slot or for news; refuse a context that has waited for too long."""
         now = clock()
         if self._turn.context is not context:
-            self._turn.ask(context, now, player_for(context, self._voice).in_hand(now))
+            self._turn.ask(context, now, player_for(context, self._spoken).in_hand(now))
         if self._turn.has_slot:
             return
         if self._turn.until > now:
@@ -262,16 +262,16 @@ class Connection:
         if self._turn.context is None or self._server.oversubscription == 1.0:
             return until
         now = clock()
-        heard_at = now + player_for(self._turn.context, self._voice).in_hand(now)
+        heard_at = now + player_for(self._turn.context, self._spoken).in_hand(now)
         if heard_at <= now:
             self._turn.give_up()
             return until
         return heard_at if until is None else min(until, heard_at)
 
-    async def _segment(self, voice: Voice, text: str) -> None:
-        context, trace = voice.context, voice.context.trace
+    async def _segment(self, spoken: SpokenContext, text: str) -> None:
+        context, trace = spoken.context, spoken.context.trace
         speech = self._synthesis.speak(
-            voice.prompt(text), voice.shaper, voice.output, trace, voice.ask
+            spoken.prompt(text), spoken.shaper, spoken.output, trace, spoken.ask
         )
         previous: float | None = None
         async with contextlib.aclosing(speech) as chunks:
@@ -286,10 +286,10 @@ class Connection:
                 if not self._delivery.put(message):
                     await self._send(message)
                 now = clock()
-                self._account(voice, chunk.samples, now, previous)
+                self._account(spoken, chunk.samples, now, previous)
                 previous = now
-                if voice.surplus(now) > 0 or self._delivery.behind(voice.most_unread):
-                    await self._pace(voice)
+                if spoken.surplus(now) > 0 or self._delivery.behind(spoken.most_unread):
+                    await self._pace(spoken)
         if context.live:
             await self._end_segment(context, text, previous)
 
@@ -307,13 +307,15 @@ class Connection:
             if context.live:
                 await self._send(reply)
 
-    def _account(self, voice: Voice, samples: int, now: float, previous: float | None) -> None:
+    def _account(
+        self, spoken: SpokenContext, samples: int, now: float, previous: float | None
+    ) -> None:
         """So much audio was sent now, the last before it at `previous`, if any of this segment."""
-        context, trace, player = voice.context, voice.context.trace, voice.player
+        context, trace, player = spoken.context, spoken.context.trace, spoken.player
         if trace.first_byte_at is None:
             trace.first_byte_at = now
             self._metrics.observe(trace, Moment.FIRST_BYTE)
-        if trace.first_audio_at is None and voice.sounds():
+        if trace.first_audio_at is None and spoken.sounds():
             trace.first_audio_at = now
         if previous is None:
             trace.segment_first_byte_at = now
@@ -322,19 +324,19 @@ class Connection:
         seconds = samples / context.settings.sample_rate
         underruns, starved = player.underruns, player.starved_seconds
         player.receive(seconds, now)
-        self._delivery.sent(seconds, voice.receipt_every)
+        self._delivery.sent(seconds, spoken.receipt_every)
         if player.underruns != underruns:
             self._metrics.underruns.inc()
             self._metrics.underrun_seconds.inc(player.starved_seconds - starved)
         self._metrics.audio_seconds.value += seconds
         self._health.worked()
 
-    async def _pace(self, voice: Voice) -> None:
+    async def _pace(self, spoken: SpokenContext) -> None:
         """Wait until the listener reads, and has room for the next portion within `lead_ms`."""
-        if self._delivery.behind(voice.most_unread):
-            await self._delivery.caught_up(voice.most_unread)
-            voice.player.excuse(clock())
-        surplus = voice.surplus(clock())
+        if self._delivery.behind(spoken.most_unread):
+            await self._delivery.caught_up(spoken.most_unread)
+            spoken.player.excuse(clock())
+        surplus = spoken.surplus(clock())
         if surplus > 0:
             await asyncio.sleep(surplus)
 
@@ -385,10 +387,10 @@ class Connection:
             trace.outcome = "disconnected" if self._gone else new.name.lower()
             if (
                 new is State.CANCELLED
-                and self._voice is not None
-                and self._voice.context is context
+                and self._spoken is not None
+                and self._spoken.context is context
             ):
-                unheard = self._voice.unheard(self._delivery.lose())
+                unheard = self._spoken.unheard(self._delivery.lose())
                 self._metrics.orphaned_seconds.inc(unheard)
             self._metrics.observe(trace, Moment.TERMINAL)
             summary = context.summary()

@@ -1,7 +1,7 @@
 """What is sent to one peer, and whether it arrives.
 
 Rule: the one place that notices a peer that does not read: it has no room for a message, or it owes
-receipts for too much audio (`reading` has the rule). Who reads nothing for `write_seconds` then is a slow
+receipts for too much audio (`receipts` has the rule). Who reads nothing for `write_seconds` then is a slow
 consumer.
 """
 
@@ -11,7 +11,7 @@ from functools import partial
 from orpheus_ws import messages as m
 from orpheus_ws.errors import SlowConsumer
 from orpheus_ws.server.peer import Peer
-from orpheus_ws.server.reading import Reading
+from orpheus_ws.server.receipts import ReceiptWindow
 
 
 class Delivery:
@@ -20,10 +20,10 @@ class Delivery:
     def __init__(self, peer: Peer, write_seconds: float) -> None:
         self._peer = peer
         self._write_seconds = write_seconds
-        self._reading = Reading()
+        self._window = ReceiptWindow()
         self._receipt = asyncio.Event()
-        self.behind = self._reading.behind
-        self.lose = self._reading.lose
+        self.behind = self._window.behind
+        self.lose = self._window.lose
 
     def put(self, message: m.ServerMessage) -> bool:
         """Send one message if the peer has not fallen behind; false if it was not sent."""
@@ -47,13 +47,13 @@ class Delivery:
             raise self._slow() from None
 
     def sent(self, seconds: float, every: float) -> None:
-        """So much audio was sent; now and then, have it proved that it was read (see `Reading`)."""
-        if self._reading.sent(seconds, every):
+        """So much audio was sent; now and then, have it proved that it was read (see `ReceiptWindow`)."""
+        if self._window.sent(seconds, every):
             self._ask()
 
     def settle(self) -> None:
         """No audio follows for now: have it proved that all of it was read."""
-        if self._reading.owes:
+        if self._window.owes:
             self._ask()
 
     async def caught_up(self, most: float) -> None:
@@ -68,10 +68,10 @@ class Delivery:
                 raise self._slow() from None
 
     def _ask(self) -> None:
-        self._peer.ping(partial(self._read, self._reading.ask()))
+        self._peer.ping(partial(self._read, self._window.ask()))
 
     def _read(self, position: float) -> None:
-        self._reading.read(position)
+        self._window.read(position)
         self._receipt.set()
 
     def _slow(self) -> SlowConsumer:

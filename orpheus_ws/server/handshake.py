@@ -21,13 +21,13 @@ from websockets.typing import Subprotocol
 from orpheus_ws.errors import OrpheusError
 from orpheus_ws.keys import Key
 from orpheus_ws.server import auth
+from orpheus_ws.server.access_control import JSON_TYPE, AccessControl, Refusal
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.door import Door, Guest
-from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
+from orpheus_ws.server.handshake_queue import HandshakeQueue, PendingConnection
 from orpheus_ws.server.inflow import Inflow
 from orpheus_ws.server.page import Page
-from orpheus_ws.server.porch import Porch
+from orpheus_ws.server.tls_queue import TlsQueue
 from orpheus_ws.surfaces import Opening, Routes, Surface, Translator, our_refusal
 from orpheus_ws.surfaces.native import PATH
 from orpheus_ws.trace import clock
@@ -39,8 +39,8 @@ MAX_UNSENT_BYTES: Final = 1_048_576
 class AdmittedConnection(ServerConnection):
     """A connection that gives its slot back when it is lost, and may be evicted from it before.
 
-    It is a guest at `door` first, and the library hears of it when its turn has come. With TLS it has been
-    at the `porch` before.
+    It waits in the `handshake_queue` first, and the library hears of it when its turn has come. With TLS it
+    has waited in the `tls_queue` before.
     """
 
     admission: Admission | None = None
@@ -55,27 +55,27 @@ class AdmittedConnection(ServerConnection):
     """Set before a slot is reserved."""
     serving: Connection | None = None
     """What serves it, from the handshake's end to its own."""
-    inside = False
-    """See `Visitor`."""
+    established = False
+    """See `Accepted`."""
     received = 0
     """See `Sender`."""
     lost = False
     _heard_at = 0.0
     _frames = 0
-    _guest: Guest | None = None
+    _pending: PendingConnection | None = None
     _inflow: Inflow | None = None
 
     def __init__(
         self,
         *options: Any,
-        door: Door,
-        porch: Porch | None,
+        handshake_queue: HandshakeQueue,
+        tls_queue: TlsQueue | None,
         frames_per_second: float,
         **named: Any,
     ) -> None:
         super().__init__(*options, **named)
-        self._door = door
-        self._porch = porch
+        self._handshake_queue = handshake_queue
+        self._tls_queue = tls_queue
         self._frames_per_second = frames_per_second
 
     @property
@@ -103,26 +103,26 @@ class AdmittedConnection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
         transport = cast(asyncio.Transport, transport)  # uvloop's only behaves like one
-        if self._porch is not None and self._porch.arrive(transport, self):
+        if self._tls_queue is not None and self._tls_queue.add(transport, self):
             return
 
-        def enter(sent: bytes) -> None:
-            self._guest = None
+        def begin(sent: bytes) -> None:
+            self._pending = None
             super(AdmittedConnection, self).connection_made(transport)
             self._inflow = Inflow(transport, self._take, self._frames_per_second)
             self.recv_messages.pause = self._inflow.pause_reading
             self.recv_messages.resume = self._inflow.resume_reading
             self._inflow.feed(sent)
 
-        self.inside = True
-        self._guest = self._door.arrive(transport, enter)
+        self.established = True
+        self._pending = self._handshake_queue.add(transport, begin)
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
         self._heard_at = clock()
         self.received += len(data)
-        if self._guest is not None:
-            self._guest.feed(data)
+        if self._pending is not None:
+            self._pending.feed(data)
         elif self._inflow is not None:
             self._inflow.feed(data)
 
@@ -144,7 +144,7 @@ class AdmittedConnection(ServerConnection):
 
         asyncio would still write it, and a transport that has done so fails when it is aborted.
         """
-        if self._guest is not None:
+        if self._pending is not None:
             return
         super().eof_received()
         if self.transport.get_write_buffer_size():
@@ -154,9 +154,9 @@ class AdmittedConnection(ServerConnection):
         """Called by the event loop exactly once for every accepted TCP connection."""
         self.lost = True
         if self._inflow is None:
-            if self._guest is not None:
-                self._guest.leave()
-                self._guest = None
+            if self._pending is not None:
+                self._pending.leave()
+                self._pending = None
             # Never begun, so it never ended: it would refer to its protocol for ever.
             self.protocol.parser.close()
         else:
@@ -176,17 +176,21 @@ class Handshake:
     """The callbacks of `websockets.serve`."""
 
     def __init__(
-        self, entrance: Entrance, routes: Routes, voices: tuple[str, ...], page: Page | None
+        self,
+        access_control: AccessControl,
+        routes: Routes,
+        voices: tuple[str, ...],
+        page: Page | None,
     ) -> None:
-        self._entrance = entrance
+        self._access_control = access_control
         self._page = page
         self._routes = routes
         self._voices = voices
 
     async def request(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answer plain HTTP, refuse strangers; None lets the upgrade go on."""
+        """Answer plain HTTP, refuse requests without a valid key; None lets the upgrade go on."""
         path = request.path.partition("?")[0]
-        page = await self._entrance.page(path)
+        page = await self._access_control.page(path)
         if connection.protocol.eof_sent:
             # What came behind the request was no frame. The library has closed its side for that,
             # and would fail in answering.
@@ -208,7 +212,7 @@ class Handshake:
             return self._refuse(connection, Refusal(404, "path", advice))
         assert isinstance(connection, AdmittedConnection)
         connection.surface, connection.parameters = found
-        key = self._entrance.identify(request.headers, request.path)
+        key = self._access_control.identify(request.headers, request.path)
         if isinstance(key, Refusal):
             return self._refuse(connection, key)
         connection.key = key
@@ -228,10 +232,10 @@ class Handshake:
             connection.translator = self._translator(connection, request)
         except OrpheusError as error:
             return self._refuse(connection, Refusal(400, "request", str(error)))
-        refusal = self._entrance.admit(connection)
+        refusal = self._access_control.admit(connection)
         if refusal is not None:
             return self._refuse(connection, refusal)
-        connection.admission = self._entrance.admission
+        connection.admission = self._access_control.admission
         return None
 
     def subprotocol(
@@ -274,7 +278,7 @@ class Handshake:
 
     def _refuse(self, connection: ServerConnection, refusal: Refusal) -> Response:
         key = connection.key if isinstance(connection, AdmittedConnection) else None
-        self._entrance.count(refusal, None if key is None else key.tenant)
+        self._access_control.count(refusal, None if key is None else key.tenant)
         surface = connection.surface if isinstance(connection, AdmittedConnection) else None
         body = our_refusal if surface is None else surface.refusal
         response = _answer(

@@ -29,19 +29,19 @@ from orpheus_ws.config import AuthConfig, Config
 from orpheus_ws.errors import OrpheusError
 from orpheus_ws.keys import Key
 from orpheus_ws.server import auth
-from orpheus_ws.server.door import BACKLOG, HEAD_BYTES, Door
-from orpheus_ws.server.entrance import (
+from orpheus_ws.server.access_control import (
     ALIVE_PATHS,
     CAPACITY_PATH,
     JSON_TYPE,
     READY_PATHS,
-    Entrance,
+    AccessControl,
     Refusal,
     traceparent,
 )
+from orpheus_ws.server.handshake_queue import BACKLOG, HEAD_BYTES, HandshakeQueue
 from orpheus_ws.server.http_peer import CLOSE_SECONDS, HttpPeer
 from orpheus_ws.server.http_protocol import Protocol
-from orpheus_ws.server.porch import Porch
+from orpheus_ws.server.tls_queue import TlsQueue
 from orpheus_ws.surfaces import HttpSurface, Opening, http_surfaces, our_refusal
 
 KEEP_ALIVE_SECONDS: Final = 150
@@ -60,30 +60,30 @@ class HttpFront:
     def __init__(
         self,
         config: Config,
-        entrance: Entrance,
-        door: Door,
+        access_control: AccessControl,
+        handshake_queue: HandshakeQueue,
         voices: tuple[str, ...],
         serve: Serve,
-        porch: Porch | None,
+        tls_queue: TlsQueue | None,
     ) -> None:
         self._config = config
-        self._entrance = entrance
-        self._door = door
+        self._access_control = access_control
+        self._handshake_queue = handshake_queue
         self._voices = voices
-        self._porch = porch
+        self._tls_queue = tls_queue
         self._peers: set[HttpPeer] = set()
         self._state = ServerState()
         self._listener: asyncio.Server | None = None
         self._surfaces = http_surfaces()
         self._speeches = {
-            surface.name: _Speech(surface, config, entrance, voices, serve, self._peers)
+            surface.name: _Speech(surface, config, access_control, voices, serve, self._peers)
             for surface in self._surfaces
         }
 
     async def listen(self) -> int:
         """Open the port and return which it is. Raises `OSError`."""
         config = uvicorn.Config(
-            _dated(self._readable(self._application()), self._door),
+            _dated(self._readable(self._application()), self._handshake_queue),
             http=Protocol,
             ws="none",
             lifespan="off",
@@ -99,7 +99,11 @@ class HttpFront:
         server = self._config.server
         self._listener = await asyncio.get_running_loop().create_server(
             lambda: Protocol(
-                config, self._state, self._door, self._porch, server.handshake_seconds
+                config,
+                self._state,
+                self._handshake_queue,
+                self._tls_queue,
+                server.handshake_seconds,
             ),
             server.host,
             server.http_port,
@@ -109,7 +113,7 @@ class HttpFront:
 
     async def close(self) -> None:
         """Admit nobody any more, cut off what is not answered yet, and close every connection."""
-        self._entrance.admission.draining = True
+        self._access_control.admission.draining = True
         if self._listener is not None:
             self._listener.close()
         await asyncio.gather(*(peer.close(1001, "shutdown") for peer in self._peers))
@@ -153,23 +157,23 @@ class HttpFront:
                 return
             advice = "send headers without control characters"
             refusal = Refusal(400, "request", advice, {"Connection": "close"})
-            self._entrance.count(refusal, None)
+            self._access_control.count(refusal, None)
             body = our_refusal(refusal.status, refusal.reason, refusal.advice)
             await _json(refusal.status, body, refusal.headers)(scope, receive, send)
 
         return readable
 
     async def _plain(self, request: Request) -> Response:
-        page = await self._entrance.page(request.scope["path"])
+        page = await self._access_control.page(request.scope["path"])
         assert page is not None
         status, body = page
         return _json(status, msgspec.json.encode(body) + b"\n")
 
     def _page(self, surface: HttpSurface, path: str) -> Callable[[Request], Awaitable[Response]]:
         async def page(request: Request) -> Response:
-            key = self._entrance.identify(_headers(request), _target(request))
+            key = self._access_control.identify(_headers(request), _target(request))
             if isinstance(key, Refusal):
-                self._entrance.count(key, None)
+                self._access_control.count(key, None)
                 return _refused(surface, key)
             return _json(200, surface.pages[path](self._voices))
 
@@ -179,7 +183,7 @@ class HttpFront:
         assert isinstance(error, HTTPException)
         paths = " ".join(path for surface in self._surfaces for path in surface.paths)
         refusal = Refusal(error.status_code, "path", f"POST to one of {paths}", error.headers or {})
-        self._entrance.count(refusal, None)
+        self._access_control.count(refusal, None)
         body = our_refusal(refusal.status, refusal.reason, refusal.advice)
         return _json(refusal.status, body, refusal.headers)
 
@@ -191,14 +195,14 @@ class _Speech:
         self,
         surface: HttpSurface,
         config: Config,
-        entrance: Entrance,
+        access_control: AccessControl,
         voices: tuple[str, ...],
         serve: Serve,
         peers: set[HttpPeer],
     ) -> None:
         self._surface = surface
         self._config = config
-        self._entrance = entrance
+        self._access_control = access_control
         self._voices = voices
         self._serve = serve
         self._peers = peers
@@ -207,7 +211,7 @@ class _Speech:
         request = Request(scope, receive)
 
         async def refuse(refusal: Refusal, key: Key | None = None) -> None:
-            self._entrance.count(refusal, None if key is None else key.tenant)
+            self._access_control.count(refusal, None if key is None else key.tenant)
             await _refused(self._surface, refusal)(scope, receive, send)
 
         try:
@@ -217,7 +221,7 @@ class _Speech:
         if isinstance(body, Refusal):
             await refuse(body)
             return
-        key = self._entrance.identify(_headers(request), _target(request))
+        key = self._access_control.identify(_headers(request), _target(request))
         if isinstance(key, Refusal):
             await refuse(key)
             return
@@ -233,9 +237,9 @@ class _Speech:
             (receive, send),
             scope["state"]["transport"],
             self._config.server.write_seconds,
-            self._entrance.admission.release,
+            self._access_control.admission.release,
         )
-        refusal = self._entrance.admit(peer)
+        refusal = self._access_control.admit(peer)
         if refusal is not None:
             await refuse(refusal, key)
             return
@@ -273,7 +277,7 @@ class _Speech:
                 await self._serve(peer, key, traceparent)
         finally:
             self._peers.discard(peer)
-            self._entrance.admission.release(peer)
+            self._access_control.admission.release(peer)
 
 
 def _headers(request: Request) -> Headers:
@@ -311,14 +315,14 @@ def _cross_origin(access: AuthConfig) -> list[Middleware]:
     return [cors]
 
 
-def _dated(application: ASGIApp, door: Door) -> ASGIApp:
+def _dated(application: ASGIApp, handshake_queue: HandshakeQueue) -> ASGIApp:
     """Responses with the date, as RFC 9110 wants them.
 
-    While others wait at the door, one request is all that a connection gets before it waits there again.
+    While other connections wait, one request is all that a connection gets before it has to wait again.
     """
 
     async def dated(scope: Scope, receive: Receive, send: Send) -> None:
-        closing = [(b"connection", b"close")] if door.spend() else []
+        closing = [(b"connection", b"close")] if handshake_queue.spend() else []
 
         async def start(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -14,7 +14,7 @@ from starlette.types import Receive, Send
 
 from orpheus_ws import messages as m
 from orpheus_ws.errors import PeerGone
-from orpheus_ws.server.entrance import JSON_TYPE
+from orpheus_ws.server.access_control import JSON_TYPE
 from orpheus_ws.surfaces import HangUp, HttpSurface, Reply
 
 BUFFER_BYTES: Final = 32_768
@@ -54,9 +54,9 @@ class _Failure(NamedTuple):
 class HttpPeer:
     """See `Peer`; `write` is the task that sends. As a `Holder` of a slot it is never silent.
 
-    `tenant` is whose request it is, `transport` is the connection, `write_seconds` how long the client may read nothing. `released` is
-    called when the slot is not needed any more: before the response ends, so that the next request of
-    this client, which comes at once, finds it free.
+    `tenant` is whose request it is, `transport` is the connection, `write_seconds` how long the client may
+    read nothing. `released` is called when the slot is not needed any more: before the response ends, so
+    that the next request of this client, which comes at once, finds it free.
     """
 
     silent_since = None

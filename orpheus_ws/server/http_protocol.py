@@ -1,7 +1,7 @@
 """One connection over HTTP, below the requests.
 
-Rule: the one place that builds on the inside of uvicorn. A connection waits at the door first, what it
-sends is taken a little at a time, and it has to come to the end of what it sends.
+Rule: the one place that builds on the inside of uvicorn. A connection waits in the handshake queue
+first, what it sends is taken a little at a time, and it has to come to the end of what it sends.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from orpheus_ws.server.door import Door, Guest
+from orpheus_ws.server.handshake_queue import HandshakeQueue, PendingConnection
 from orpheus_ws.server.inflow import Inflow
-from orpheus_ws.server.porch import Porch, Visitor
 from orpheus_ws.server.tcp import TELLS, is_reset, tune
+from orpheus_ws.server.tls_queue import Accepted, TlsQueue
 
 WRITE_BUFFER_BYTES: Final = 32_768
 LOOK_SECONDS: Final = 0.1
@@ -27,8 +27,8 @@ LOOK_SECONDS: Final = 0.1
 class Protocol(H11Protocol):
     """A connection whose peer has to come to the end of what it sends, within `head_seconds`.
 
-    It is a guest at `door` first. The library limits how long nothing may come, but not how long a
-    request may take to come; and only its parser knows what is still owed. It has no public way to
+    It waits in the `handshake_queue` first. The library limits how long nothing may come, but not how
+    long a request may take to come; and only its parser knows what is still owed. It has no public way to
     ask, so this is the one place that builds on the inside of uvicorn, whose version is bounded for
     that.
     """
@@ -37,17 +37,17 @@ class Protocol(H11Protocol):
         self,
         config: uvicorn.Config,
         state: ServerState,
-        door: Door,
-        porch: Porch | None,
+        handshake_queue: HandshakeQueue,
+        tls_queue: TlsQueue | None,
         head_seconds: float,
     ) -> None:
         super().__init__(config, state, {})
-        self._door = door
-        self._porch = porch
-        self.inside = False
+        self._handshake_queue = handshake_queue
+        self._tls_queue = tls_queue
+        self.established = False
         self.received = 0
         """See `Sender`."""
-        self._guest: Guest | None = None
+        self._pending: PendingConnection | None = None
         self._inflow: Inflow | None = None
         self.closed: asyncio.Future[None] = self.loop.create_future()
         self._head_seconds = head_seconds
@@ -57,11 +57,11 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called by the event loop."""
-        if self._porch is not None and self._porch.arrive(transport, cast(Visitor, self)):
+        if self._tls_queue is not None and self._tls_queue.add(transport, cast(Accepted, self)):
             return
 
-        def enter(sent: bytes) -> None:
-            self._guest = None
+        def begin(sent: bytes) -> None:
+            self._pending = None
             super(Protocol, self).connection_made(transport)
             tune(transport)
             transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
@@ -71,8 +71,8 @@ class Protocol(H11Protocol):
             self.flow = FlowControl(cast(asyncio.Transport, self._inflow))
             self._inflow.feed(sent)
 
-        self.inside = True
-        self._guest = self._door.arrive(transport, enter)
+        self.established = True
+        self._pending = self._handshake_queue.add(transport, begin)
 
     @property
     def held_back(self) -> bool:
@@ -82,8 +82,8 @@ class Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
         self.received += len(data)
-        if self._guest is not None:
-            self._guest.feed(data)
+        if self._pending is not None:
+            self._pending.feed(data)
         elif self._inflow is not None:
             self._inflow.feed(data)
 
@@ -152,9 +152,9 @@ class Protocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         if self._inflow is None:
-            if self._guest is not None:
-                self._guest.leave()
-                self._guest = None
+            if self._pending is not None:
+                self._pending.leave()
+                self._pending = None
             return
         self._inflow.stop()
         self._expect(more=False)

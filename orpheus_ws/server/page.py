@@ -16,7 +16,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Response
 
 from orpheus_ws.server import auth
-from orpheus_ws.server.entrance import JSON_TYPE, Entrance, Refusal
+from orpheus_ws.server.access_control import JSON_TYPE, AccessControl, Refusal
 
 TOKEN_PATH: Final = "/page/token"
 TOKEN_SECONDS: Final = 60
@@ -43,8 +43,8 @@ _HEADERS: Final = {
 class Page:
     """What is at `/` and below `/page/`. Making one reads files."""
 
-    def __init__(self, entrance: Entrance) -> None:
-        self._entrance = entrance
+    def __init__(self, access_control: AccessControl) -> None:
+        self._access_control = access_control
         self._files: dict[str, tuple[str, bytes]] = {}
         for file in (files("orpheus_ws") / "data" / "page").iterdir():
             kind = _TYPES.get(file.name.rpartition(".")[2])
@@ -62,7 +62,7 @@ class Page:
     def _token(self, headers: Headers) -> Response | Refusal:
         """A token for the key in the headers. A token is no key: nobody prolongs one with itself."""
         now = time.time()
-        keys = self._entrance.keys
+        keys = self._access_control.keys
         key = auth.identify(keys, headers, "", now)
         if key is None:
             shown = auth.shows_any(headers, "")

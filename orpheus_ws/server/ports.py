@@ -13,7 +13,7 @@ from typing import NamedTuple
 from orpheus_ws.config import ServerConfig
 from orpheus_ws.errors import StartupError
 from orpheus_ws.metrics import Metrics
-from orpheus_ws.server.pulse import Pulse
+from orpheus_ws.server.loop_monitor import LoopMonitor
 from orpheus_ws.server.scrapes import Scrapes
 from orpheus_ws.surfaces.native import PATH
 
@@ -81,7 +81,7 @@ async def try_ports(config: ServerConfig) -> None:
 
 
 async def serve_metrics(
-    config: ServerConfig, metrics: Metrics, pulse: Pulse, stack: contextlib.AsyncExitStack
+    config: ServerConfig, metrics: Metrics, monitor: LoopMonitor, stack: contextlib.AsyncExitStack
 ) -> int:
     """Serve /metrics on a thread of its own, so that scrapes work while the event loop does not."""
     with binding(config.metrics_host, config.metrics_port, "server.metrics_port"):
@@ -90,7 +90,7 @@ async def serve_metrics(
             config.metrics_host,
             config.metrics_port,
             metrics.registry,
-            lambda: pulse.late,
+            lambda: monitor.late,
         )
     stack.push_async_callback(asyncio.to_thread, scrapes.close)
     return scrapes.port

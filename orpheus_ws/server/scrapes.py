@@ -1,7 +1,7 @@
 """The port of the metrics: an event loop on a thread of its own, so that scrapes work while the server's
 does not.
 
-Rule: a scrape is one response to one request. It waits at a door like that of the other ports, at a rate
+Rule: a scrape is one response to one request. It waits in a queue like that of the other ports, at a rate
 that no Prometheus comes near, because what it costs is taken from the interpreter that speaks. Whether the
 server's event loop turns is told here as well, without TLS and whatever crowd there is at the other ports.
 """
@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from orpheus_ws.server.door import BACKLOG, Door, Guest, response
-from orpheus_ws.server.entrance import ALIVE_PATHS
+from orpheus_ws.server.access_control import ALIVE_PATHS
+from orpheus_ws.server.handshake_queue import BACKLOG, HandshakeQueue, PendingConnection, response
 
 SCRAPES_PER_SECOND: Final = 10
 """A page takes some 3 ms to write, so this is 3 % of a core. Prometheus asks every 15 s or so."""
@@ -54,8 +54,10 @@ class Scrapes:
         self._thread.start()
 
     async def _listen(self, host: str, port: int) -> asyncio.Server:
-        self._door = Door(SCRAPES_PER_SECOND, SCRAPE_SECONDS, _Porter(self._late))
-        factory = functools.partial(_Scrape, self._door, self._respond)
+        self._handshake_queue = HandshakeQueue(
+            SCRAPES_PER_SECOND, SCRAPE_SECONDS, _Screening(self._late)
+        )
+        factory = functools.partial(_Scrape, self._handshake_queue, self._respond)
         return await self._loop.create_server(factory, host, port, backlog=BACKLOG)
 
     def _respond(self, sent: bytes) -> bytes:
@@ -64,7 +66,7 @@ class Scrapes:
     def _run(self) -> None:
         self._loop.run_forever()
         self._server.close()
-        self._door.close()
+        self._handshake_queue.close()
         # What was cut off is told so in the next turn.
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
@@ -75,46 +77,46 @@ class Scrapes:
         self._thread.join()
 
 
-class _Porter:
-    """Nobody is known here, and one page costs nothing."""
+class _Screening:
+    """No key is asked for here, and one page costs nothing."""
 
     def __init__(self, late: Callable[[], float]) -> None:
         self._late = late
 
-    def knows(self, head: bytes) -> bool:
+    def has_valid_key(self, head: bytes) -> bool:
         return False
 
-    def page_now(self, head: bytes) -> bytes | None:
+    def immediate_response(self, head: bytes) -> bytes | None:
         return _health(head, self._late)
 
-    def turned_away(self) -> None:
+    def count_busy(self) -> None:
         """The registry belongs to another thread's loop; the log has it."""
 
 
 class _Scrape(asyncio.Protocol):
-    def __init__(self, door: Door, respond: Callable[[bytes], bytes]) -> None:
-        self._door = door
+    def __init__(self, handshake_queue: HandshakeQueue, respond: Callable[[bytes], bytes]) -> None:
+        self._handshake_queue = handshake_queue
         self._respond = respond
-        self._guest: Guest | None = None
+        self._pending: PendingConnection | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._guest = self._door.arrive(self._transport, self._answer)
+        self._pending = self._handshake_queue.add(self._transport, self._answer)
 
     def data_received(self, data: bytes) -> None:
-        if self._guest is not None:
-            self._guest.feed(data)
+        if self._pending is not None:
+            self._pending.feed(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._guest is not None:
-            self._guest.leave()
+        if self._pending is not None:
+            self._pending.leave()
         if self._deadline is not None:
             self._deadline.cancel()
 
     def _answer(self, sent: bytes) -> None:
         """Write it all, for a while; the library finds out which format is asked for."""
-        self._guest = None
+        self._pending = None
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(SCRAPE_SECONDS, self._transport.abort)
         self._transport.write(self._respond(sent))

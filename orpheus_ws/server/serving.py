@@ -21,21 +21,21 @@ from orpheus_ws.context import Moved
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError
 from orpheus_ws.keys import Key, KeyRing
 from orpheus_ws.metrics import Metrics
+from orpheus_ws.server.access_control import AccessControl, traceparent
 from orpheus_ws.server.admission import Admission, abandoned_after, sockets_for
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.door import Door
-from orpheus_ws.server.entrance import Entrance, traceparent
 from orpheus_ws.server.handshake import AdmittedConnection
+from orpheus_ws.server.handshake_queue import HandshakeQueue
 from orpheus_ws.server.health import Health
 from orpheus_ws.server.outbox import Outbox
 from orpheus_ws.server.parts import Parts
 from orpheus_ws.server.peer import Peer
-from orpheus_ws.server.porch import Porch
 from orpheus_ws.server.ports import Address
 from orpheus_ws.server.quotas import Quotas
 from orpheus_ws.server.reload import Reloading, sources
 from orpheus_ws.server.tcp import tune
 from orpheus_ws.server.tls import Certificate
+from orpheus_ws.server.tls_queue import TlsQueue
 from orpheus_ws.server.turns import Turns
 from orpheus_ws.server.websocket import WebSocketPeer, close_code
 from orpheus_ws.session import Allowance, Session
@@ -80,8 +80,9 @@ class Server:
         )
         self.synthesis = Synthesis(engine, codec, metrics)
         self.health = Health(engine, codec, self.admission)
-        self.entrance, self.door = self._way_in(keys)
-        self.porch = None if certificate is None else self._porch(certificate)
+        self.access_control = self._access_control(keys)
+        self.handshake_queue = self._handshake_queue()
+        self.tls_queue = None if certificate is None else self._tls_queue(certificate)
         """Of the ports of sockets and of HTTP, where they speak TLS."""
         self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
         self.quotas = self._quotas(keys)
@@ -96,10 +97,9 @@ class Server:
         self._dead = asyncio.Event()
         self._show()
 
-    def _way_in(self, keys: KeyRing) -> tuple[Entrance, Door]:
-        server = self.config.server
-        entrance = Entrance(
-            server=server,
+    def _access_control(self, keys: KeyRing) -> AccessControl:
+        return AccessControl(
+            server=self.config.server,
             access=self.config.auth,
             keys=keys,
             admission=self.admission,
@@ -107,13 +107,15 @@ class Server:
             capacity=Capacity(self.engine.capacity, self.capacity.source),
             metrics=self.metrics,
         )
-        door = Door(
+
+    def _handshake_queue(self) -> HandshakeQueue:
+        server = self.config.server
+        return HandshakeQueue(
             server.handshakes_per_second,
             server.handshake_seconds,
-            entrance,
+            self.access_control,
             server.retry_after_seconds,
         )
-        return entrance, door
 
     def _quotas(self, keys: KeyRing) -> Quotas:
         metrics = self.metrics
@@ -123,14 +125,14 @@ class Server:
             lambda name, chars: metrics.key_characters.labels(name).inc(chars),
         )
 
-    def _porch(self, certificate: Certificate) -> Porch:
+    def _tls_queue(self, certificate: Certificate) -> TlsQueue:
         self.metrics.certificate_ends.set(certificate.ends.timestamp())
-        return Porch(certificate.context, self.config.server, self.entrance)
+        return TlsQueue(certificate.context, self.config.server, self.access_control)
 
     def _show(self) -> None:
         """Have everything in the metrics that is looked at when they are asked for."""
         config, engine, codec, metrics = self.config, self.engine, self.codec, self.metrics
-        metrics.show_keys(self.entrance.keys.tenants)
+        metrics.show_keys(self.access_control.keys.tenants)
         metrics.set_capacity(engine.capacity, self.capacity.source)
         metrics.sockets.set_function(lambda: self.admission.active)
         metrics.sockets_admitted.set(self.admission.capacity)
@@ -166,7 +168,7 @@ class Server:
         )
         socket.serving = connection
         self._sockets[connection] = socket.key
-        if socket.key not in self.entrance.keys:  # removed since the handshake
+        if socket.key not in self.access_control.keys:  # removed since the handshake
             connection.leave(*_REMOVED)
         try:
             await self.serve(connection)
@@ -218,7 +220,7 @@ class Server:
 
         A socket whose key is not among them takes no more text, speaks what it has and closes.
         """
-        self.entrance.keys = keys
+        self.access_control.keys = keys
         self.quotas.renew(keys)
         self.metrics.show_keys(keys.tenants)
         for connection, key in self._sockets.items():
@@ -227,8 +229,8 @@ class Server:
 
     def certify(self, certificate: Certificate) -> None:
         """Handshakes that begin from now on are with this certificate."""
-        assert self.porch is not None
-        self.porch.certify(certificate.context)
+        assert self.tls_queue is not None
+        self.tls_queue.certify(certificate.context)
         self.metrics.certificate_ends.set(certificate.ends.timestamp())
 
     async def drain(self, uniform: Callable[[float, float], float] = random.uniform) -> int:

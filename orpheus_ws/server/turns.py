@@ -24,8 +24,8 @@ class Turns:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self._taken: set[Turn] = set()
-        self._waiting: list[Turn] = []  # those who are due first come first
+        self._taken: set[SlotTurn] = set()
+        self._waiting: list[SlotTurn] = []  # those who are due first come first
 
     @property
     def taken(self) -> int:
@@ -37,12 +37,12 @@ class Turns:
         """How many wait for one."""
         return len(self._waiting)
 
-    def join(self, turn: "Turn") -> None:
+    def join(self, turn: "SlotTurn") -> None:
         """Call `turn` as soon as it has a slot, which may be at once."""
         bisect.insort_right(self._waiting, turn, key=lambda waiting: waiting.due)
         self._call()
 
-    def leave(self, turn: "Turn") -> None:
+    def leave(self, turn: "SlotTurn") -> None:
         """Give the slot back or wait no more, whichever it is. Idempotent."""
         if turn in self._taken:
             self._taken.remove(turn)
@@ -57,7 +57,7 @@ class Turns:
             turn.call()
 
 
-class Turn:
+class SlotTurn:
     """One socket among all that want to speak. `called` hears that it has a slot; it may not ask."""
 
     def __init__(self, turns: Turns, most_seconds: float, called: Callable[[], None]) -> None:

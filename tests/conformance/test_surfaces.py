@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from orpheus_ws.audio import LARGEST_PORTION
-from orpheus_ws.server.reading import most_unread
+from orpheus_ws.server.receipts import most_unread
 from orpheus_ws.surfaces import surfaces
 from tests.conformance.speakers import client_of, speaking
 from tests.harness import pcm, peer, server, turns_until

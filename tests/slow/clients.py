@@ -16,7 +16,7 @@ from typing import Final
 
 from orpheus_ws.audio import LARGEST_PORTION
 from orpheus_ws.engine.pocket import VOICE as POCKET
-from orpheus_ws.server.reading import most_unread
+from orpheus_ws.server.receipts import most_unread
 from tests.clients_list import BY_NAME, Client, Findings, record, recorded
 from tests.slow.actors import PING_SECONDS, SIMULATED, VOICE, Actor, Answer, free_port, serving
 from tests.slow.environments import version_of

@@ -113,7 +113,10 @@ def test_nobody_is_cut_off_by_kubernetes(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_container_fits_the_server(overlay: str) -> None:
-    """Ports are the server's, for HTTP as well if it has one; probes wait for as long as it may take; CPUs are whole ones; the device is asked for."""
+    """Ports are the server's, for HTTP as well if it has one; probes wait for as long as it may take.
+
+    CPUs are whole ones, and the device is asked for.
+    """
     manifests = built(overlay)
     container = server(manifests)
     loaded = configured(container, DOCKERFILES[overlay])

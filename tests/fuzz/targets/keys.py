@@ -24,8 +24,8 @@ from tests.fuzz.oracles import check_error
 KEYS: Final = {"web": "secret-of-web", "ünïcode": "another-secret", "off": ""}
 NOW: Final = 1_800_000_000.0
 WORDS = (
-    *KEYS, "secret-of-web", "another-secret", "token=", "Authorization: Bearer ", "X-API-Key: ", "xi-api-key: ", "Origin: ",
-    ".2000000000.tts.", "d2Vi", "/v1/tts?", "/v1/speak?", "encoding=", "sample_rate=", "%80", "@d2Vi.",
+    *KEYS, "secret-of-web", "another-secret", "token=", "Authorization: Bearer ", "X-API-Key: ", "xi-api-key: ",
+    "Origin: ", ".2000000000.tts.", "d2Vi", "/v1/tts?", "/v1/speak?", "encoding=", "sample_rate=", "%80", "@d2Vi.",
     *(path for surface in surfaces() for path in surface.paths),
 )  # fmt: skip
 

@@ -19,8 +19,8 @@ from orpheus_ws.tokens import TAGS
 
 WORDS = (
     *(f"<{tag}>" for tag in TAGS),
-    "<", "</", "<|", ">", '<a b="', "='c'", "\x1c", "\x1d", "Mrs. ", "e.g. ", "U.S. ", "3.14", "…", "—", "”", "\n\n", "\u200b",
-    "\U0001f600", "ß", "İ", "ǅ", ". A", "a.B", "!?", "www.a.b ",
+    "<", "</", "<|", ">", '<a b="', "='c'", "\x1c", "\x1d", "Mrs. ", "e.g. ", "U.S. ", "3.14", "…", "—",
+    "”", "\n\n", "\u200b", "\U0001f600", "ß", "İ", "ǅ", ". A", "a.B", "!?", "www.a.b ",
 )  # fmt: skip
 CUT: Final = "\x1c"
 STALL: Final = "\x1d"

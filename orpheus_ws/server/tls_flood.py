@@ -32,7 +32,7 @@ class Sender(Protocol):
         ...
 
 
-class Chaff:
+class FloodGuard:
     """See the module. One for each event loop."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""TLS at the door: who may begin a handshake, who is cut off, and what is left of either."""
+"""The queue before TLS: who may begin a handshake, who is cut off, and what is left of either."""
 
 import asyncio
 import contextlib
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from orpheus_ws import messages as m
-from orpheus_ws.server import Server, porch
+from orpheus_ws.server import Server, tls_queue
 from orpheus_ws.server.handshake import AdmittedConnection
 from tests.certificates import Authority
 from tests.harness import peer, server, turns_until
 from tests.server_peers import held
-from tests.test_server_door import raw
+from tests.test_server_handshake_queue import raw
 
 HTTP = "server.http_port=0"
 HELLO = b"\x16\x03\x01\x02\x00"
@@ -30,9 +30,9 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def waiting(started: Server) -> int:
-    """Who is not inside TLS."""
-    assert started.porch is not None
-    return started.porch.waiting
+    """How many have no TLS yet."""
+    assert started.tls_queue is not None
+    return started.tls_queue.waiting
 
 
 @PORTS
@@ -41,8 +41,8 @@ async def test_those_who_begin_no_handshake(
     port: str, sent: bytes, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many connect and say nothing, or begin and go no further, others get in meanwhile."""
-    monkeypatch.setattr(porch, "SILENT", 3)
-    monkeypatch.setattr(porch, "SHAKING", 3)
+    monkeypatch.setattr(tls_queue, "MAX_SILENT", 3)
+    monkeypatch.setattr(tls_queue, "MAX_HANDSHAKES", 3)
     async with (
         server(*authority.settings, HTTP) as started,
         contextlib.AsyncExitStack() as stack,
@@ -72,7 +72,7 @@ async def test_a_handshake_has_its_time(port: str, authority: Authority) -> None
 @PORTS
 @pytest.mark.parametrize("sent", [b"", HELLO])
 async def test_leaving_before_tls(port: str, sent: bytes, authority: Authority) -> None:
-    """Whoever goes before he is inside leaves nothing behind."""
+    """Whoever goes before his TLS handshake is over leaves nothing behind."""
     async with server(*authority.settings, HTTP) as started:
         before = held(started)
         for _ in range(5):
@@ -86,7 +86,7 @@ async def test_handshakes_have_their_turn(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Past the rate a handshake waits; who finds the line full is cut off, and is counted."""
-    monkeypatch.setattr(porch, "LINE", 2)
+    monkeypatch.setattr(tls_queue, "MAX_WAITING", 2)
     settings = (*authority.settings, "server.handshakes_per_second=1", HTTP)
     async with server(*settings) as started, contextlib.AsyncExitStack() as stack:
         busy = started.metrics.handshakes_refused.labels("busy")._value
@@ -118,7 +118,7 @@ async def test_no_handshake_leaves_garbage(authority: Authority) -> None:
 
 @pytest.mark.parametrize("sent", [b"", HELLO])
 async def test_nobody_waits_when_the_server_stops(sent: bytes, authority: Authority) -> None:
-    """Who is not inside is cut off with the server."""
+    """Who has no TLS yet is cut off with the server."""
     async with contextlib.AsyncExitStack() as stack:
         async with server(*authority.settings, HTTP) as started:
             for port in ("port", "http_port"):

@@ -6,7 +6,7 @@ from websockets.frames import Opcode
 from orpheus_ws import messages as m
 from orpheus_ws.audio import LARGEST_PORTION
 from orpheus_ws.server.delivery import Delivery
-from orpheus_ws.server.reading import RECEIPT_SLACK, most_unread
+from orpheus_ws.server.receipts import RECEIPT_SLACK, most_unread
 from orpheus_ws.trace import clock
 from tests.harness import Peer, audio, pcm, peer, server, turns_until
 from tests.server_peers import SENTENCE, metric, one
@@ -88,7 +88,7 @@ async def test_who_returns_hears_everything_once(
         await turns_until(lambda: bool(held))
         before = await metric(started, "orpheus_audio_seconds_total")
         # It stays away for so long that the virtual player runs dry.
-        for user in ("connection", "voice"):
+        for user in ("connection", "spoken_context"):
             monkeypatch.setattr(f"orpheus_ws.server.{user}.clock", lambda: clock() + 60)
         assert await metric(started, "orpheus_audio_seconds_total") == before
         connected.socket.transport.resume_reading()

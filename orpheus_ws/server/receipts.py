@@ -1,4 +1,4 @@
-"""Whether a listener reads what it is sent. Pure.
+"""Receipts: whether a listener reads what it is sent. Pure.
 
 Rule: a ping is answered once everything before it has been read, so a pong is a receipt. Pings go out
 among the audio, and a socket that has ever answered one is sent at most `most_unread` beyond its latest
@@ -46,7 +46,7 @@ def receipt_every(lead: float) -> float:
     return most_unread(lead) - unread_when_held(lead) - LARGEST_PORTION
 
 
-class Reading:
+class ReceiptWindow:
     """What one socket was sent, and what it has read of that."""
 
     def __init__(self) -> None:

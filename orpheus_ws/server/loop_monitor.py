@@ -14,7 +14,7 @@ from typing import Final
 from orpheus_ws.metrics import Metrics
 from orpheus_ws.trace import clock
 
-BEAT_SECONDS: Final = 0.1
+INTERVAL_SECONDS: Final = 0.1
 """A frame is 85 ms: what stops the loop for less than this is hardly heard. It costs 10 turns a second."""
 
 OBJECTS_BETWEEN_COLLECTIONS: Final = 10_000
@@ -29,14 +29,14 @@ def spare_collections() -> None:
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, *gc.get_threshold()[1:])
 
 
-class Pulse:
+class LoopMonitor:
     """The timer. Made and stopped on the event loop."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._loop = asyncio.get_running_loop()
         self._metrics = metrics
-        self._due = clock() + BEAT_SECONDS
-        self._timer = self._loop.call_later(BEAT_SECONDS, self._beat)
+        self._due = clock() + INTERVAL_SECONDS
+        self._timer = self._loop.call_later(INTERVAL_SECONDS, self._tick)
         metrics.watch_loop(lambda: self.late, lambda: len(asyncio.all_tasks(self._loop)))
 
     @property
@@ -48,17 +48,17 @@ class Pulse:
         """Measure no more. Idempotent."""
         self._timer.cancel()
 
-    def _beat(self) -> None:
+    def _tick(self) -> None:
         self._metrics.loop_late.observe(self.late)
-        self._due = clock() + BEAT_SECONDS
-        self._timer = self._loop.call_later(BEAT_SECONDS, self._beat)
+        self._due = clock() + INTERVAL_SECONDS
+        self._timer = self._loop.call_later(INTERVAL_SECONDS, self._tick)
 
 
 @contextlib.asynccontextmanager
-async def beating(metrics: Metrics) -> AsyncIterator[Pulse]:
+async def monitoring(metrics: Metrics) -> AsyncIterator[LoopMonitor]:
     """Have it measured until the block is left."""
-    pulse = Pulse(metrics)
+    monitor = LoopMonitor(metrics)
     try:
-        yield pulse
+        yield monitor
     finally:
-        pulse.stop()
+        monitor.stop()

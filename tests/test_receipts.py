@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orpheus_ws.audio import LARGEST_PORTION, Player
-from orpheus_ws.server.reading import (
+from orpheus_ws.server.receipts import (
     LONGEST_ROUND_TRIP,
     RECEIPT_SECONDS,
     TRIAL_SECONDS,
-    Reading,
+    ReceiptWindow,
     most_unread,
     receipt_every,
     unread_when_held,
@@ -24,20 +24,20 @@ messages = st.floats(FRAME_SECONDS / 2, LARGEST_PORTION)
 leads = st.floats(0.2, 10.0)
 
 
-def utter(reading: Reading, seconds: float, lead: float) -> float | None:
+def utter(window: ReceiptWindow, seconds: float, lead: float) -> float | None:
     """Send a message to somebody with this lead; what a receipt is then asked for."""
-    return reading.ask() if reading.sent(seconds, receipt_every(lead)) else None
+    return window.ask() if window.sent(seconds, receipt_every(lead)) else None
 
 
 @given(st.lists(messages, max_size=200), leads)
 def test_who_never_answers_is_sent_everything(sizes: list[float], lead: float) -> None:
     """A socket without receipts is asked for few, never held back, and nothing of it is lost."""
-    reading = Reading()
-    asked = [utter(reading, size, lead) for size in sizes]
+    window = ReceiptWindow()
+    asked = [utter(window, size, lead) for size in sizes]
     assert sum(each is not None for each in asked) <= 1 + TRIAL_SECONDS / RECEIPT_SECONDS
-    assert not reading.behind(most_unread(lead))
-    assert not reading.behind(0.0)
-    assert reading.lose() == 0.0
+    assert not window.behind(most_unread(lead))
+    assert not window.behind(0.0)
+    assert window.lose() == 0.0
 
 
 @given(st.lists(st.tuples(messages, st.integers(0, 8), st.booleans()), max_size=300), leads)
@@ -49,21 +49,21 @@ def test_what_who_is_held_back_has_unread(
     It has its lead but a second before it then, unless an answer is under way; and reading on is enough to
     be sent more.
     """
-    reading, most = Reading(), most_unread(lead)
+    window, most = ReceiptWindow(), most_unread(lead)
     sent = heard = 0.0
     stream: deque[tuple[float, float | None]] = deque()  # up to where, and the receipt that is due
     answers: deque[float] = deque()
 
     def pongs() -> None:
         while answers:
-            reading.read(answers.popleft())
+            window.read(answers.popleft())
 
     for size, reads, delivered in steps:
-        if reading.behind(most):
+        if window.behind(most):
             assert answers or sent - heard >= unread_when_held(lead) - NEGLIGIBLE
-            ask = reading.ask() if reading.owes else None
+            ask = window.ask() if window.owes else None
         else:
-            ask = utter(reading, size, lead)
+            ask = utter(window, size, lead)
             sent += size
         stream.append((sent, ask))
         for _ in range(min(reads, len(stream))):
@@ -74,10 +74,10 @@ def test_what_who_is_held_back_has_unread(
             pongs()
     answers += [receipt for _, receipt in stream if receipt is not None]
     pongs()
-    assert not reading.behind(most)
-    if reading.owes:
-        reading.read(reading.ask())
-    assert reading.lose() == 0.0
+    assert not window.behind(most)
+    if window.owes:
+        window.read(window.ask())
+    assert window.lose() == 0.0
 
 
 @given(st.integers(0, 40), st.lists(messages, min_size=300, max_size=300), leads)
@@ -85,19 +85,19 @@ def test_who_turns_slow_at_the_worst_moment_has_as_much_unread(
     prompt: int, sizes: list[float], lead: float
 ) -> None:
     """Somebody who reads everything at once, and stops just before a question, is held back no earlier."""
-    reading, most = Reading(), most_unread(lead)
+    window, most = ReceiptWindow(), most_unread(lead)
     sent = heard = 0.0
     stopped = False
     for number, size in enumerate(sizes):
-        if reading.behind(most):
+        if window.behind(most):
             break
-        position = utter(reading, size, lead)
+        position = utter(window, size, lead)
         stopped = stopped or (position is not None and number > prompt)
         sent += size
         if not stopped:
             heard = sent
             if position is not None:
-                reading.read(position)
+                window.read(position)
     assert stopped
     assert sent - heard >= unread_when_held(lead) - NEGLIGIBLE
 
@@ -107,13 +107,13 @@ def test_who_reads_at_once_is_asked_seldom_and_never_held_back(
     sizes: list[float], lead: float, other: float
 ) -> None:
     """A receipt for a second of audio at most, and for two at long leads; another lead may follow."""
-    reading = Reading()
+    window = ReceiptWindow()
     asked = 0
     for size in sizes:
-        if (position := utter(reading, size, lead)) is not None:
+        if (position := utter(window, size, lead)) is not None:
             asked += 1
-            reading.read(position)
-        assert not reading.behind(most_unread(other))
+            window.read(position)
+        assert not window.behind(most_unread(other))
     assert asked <= 1 + sum(sizes) / receipt_every(lead)
     assert receipt_every(lead) == pytest.approx(min(2.0, max(1.0, lead)))
 
@@ -123,23 +123,23 @@ def test_what_leaves_after_the_last_reading(
     before: list[float], after: list[float], lead: float
 ) -> None:
     """Of what is sent to somebody who reads no more, all but a message fits the window; all is lost."""
-    reading, most = Reading(), most_unread(lead)
+    window, most = ReceiptWindow(), most_unread(lead)
     for size in before:
-        if (position := utter(reading, size, lead)) is not None:
-            reading.read(position)
+        if (position := utter(window, size, lead)) is not None:
+            window.read(position)
     wasted = 0.0
     for size in after:
-        if reading.behind(most):
+        if window.behind(most):
             break
-        utter(reading, size, lead)
+        utter(window, size, lead)
         wasted += size
     assert wasted <= most + LARGEST_PORTION
-    if reading.owes:
-        reading.ask()
-    lost = reading.lose()
+    if window.owes:
+        window.ask()
+    lost = window.lose()
     assert lost >= wasted - NEGLIGIBLE
     assert lost <= most + LARGEST_PORTION + NEGLIGIBLE
-    assert reading.lose() == 0.0
+    assert window.lose() == 0.0
 
 
 class _Listening(NamedTuple):
@@ -154,7 +154,7 @@ class _Listening(NamedTuple):
 
 def _starved(listening: _Listening, seconds: float, most: float) -> float:
     """Seconds for which it was silent. The time is virtual; a step is a frame."""
-    reading, player = Reading(), Player()
+    window, player = ReceiptWindow(), Player()
     now = starved = 0.0
     wire: deque[tuple[float, float | None]] = deque()  # when a frame arrives, and its receipt
     questions: deque[tuple[float, int, float]] = (
@@ -166,18 +166,18 @@ def _starved(listening: _Listening, seconds: float, most: float) -> float:
     while heard < frames:
         now += FRAME_SECONDS / 4
         while pongs and pongs[0][0] <= now:
-            reading.read(pongs.popleft()[1])
+            window.read(pongs.popleft()[1])
         # The server: a frame when there is room in the lead, and in the window.
         while (
             position < frames
             and player.in_hand(now) + FRAME_SECONDS <= listening.lead
-            and not reading.behind(most)
+            and not window.behind(most)
         ):
             player.receive(FRAME_SECONDS, now)
-            wire.append((now + listening.one_way, utter(reading, FRAME_SECONDS, listening.lead)))
+            wire.append((now + listening.one_way, utter(window, FRAME_SECONDS, listening.lead)))
             position += 1
-        if reading.behind(most) and reading.owes:
-            questions.append((now + listening.one_way, position, reading.ask()))
+        if window.behind(most) and window.owes:
+            questions.append((now + listening.one_way, position, window.ask()))
         # The client: a frame when the one before has been played.
         while wire and wire[0][0] <= now and (heard == 0 or played_until <= now):
             arrived, receipt = wire.popleft()

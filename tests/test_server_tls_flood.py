@@ -26,7 +26,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @pytest.mark.parametrize("ask", [False, True])
-@pytest.mark.parametrize("where", ["at the door", "on a socket", "over http"])
+@pytest.mark.parametrize("where", ["before the handshake", "on a socket", "over http"])
 async def test_key_updates_without_end(where: str, ask: bool, authority: Authority) -> None:
     """Whoever sends nothing else is cut off, before he has a key and after, and holds nothing then."""
 
@@ -86,7 +86,7 @@ async def test_a_record_for_each_byte(port: str, authority: Authority) -> None:
 
 async def test_more_than_is_read(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sends faster than he is read from is held back, which is not for nothing."""
-    monkeypatch.setattr("orpheus_ws.server.chaff.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("orpheus_ws.server.tls_flood.LOOK_SECONDS", 0.001)
     settings = ("limits.messages_per_second=20", *authority.settings)
     async with (
         server(*settings) as started,

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from orpheus_ws import messages as m
-from orpheus_ws.server import Server, door, scrapes
-from orpheus_ws.server.door import HEAD_BYTES
+from orpheus_ws.server import Server, handshake_queue, scrapes
 from orpheus_ws.server.handshake import AdmittedConnection
+from orpheus_ws.server.handshake_queue import HEAD_BYTES
 from tests.harness import peer, server, turns_until
 from tests.server_peers import http, metric
 
@@ -34,6 +34,11 @@ class Raw:
     async def status(self) -> bytes:
         """Of the answer; empty if there is none."""
         return (await self.reader.read(4096))[9:12]
+
+    @property
+    def answered(self) -> bool:
+        """Whether something has come back and was not read."""
+        return bool(self.reader._buffer)  # type: ignore[attr-defined]
 
     async def closed(self) -> None:
         """Wait until the server has closed."""
@@ -58,13 +63,13 @@ async def raw(started: Server, sent: bytes = b"", port: str = "port") -> AsyncIt
 
 @contextlib.asynccontextmanager
 async def crowd(started: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """A door with no turn left, and a line of strangers that is full."""
-    monkeypatch.setattr(door, "LINE", 2)
+    """A queue with no turn left, whose line for connections without a key is full."""
+    monkeypatch.setattr(handshake_queue, "MAX_WAITING", 2)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(raw(started, UPGRADE + b"\r\n"))  # takes what there was
         for _ in range(2):
             await stack.enter_async_context(raw(started, UPGRADE + b"\r\n"))
-        await turns_until(lambda: len(started.door._strangers) == 2)
+        await turns_until(lambda: len(started.handshake_queue._without_key) == 2)
         yield
 
 
@@ -80,7 +85,7 @@ async def test_a_full_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_key_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever shows a key gets in at the next turn, whatever strangers wait; a wrong one is none."""
+    """Whoever shows a key gets in at the next turn, whoever waits without one; a wrong one is none."""
     async with server(*SLOW) as started, crowd(started, monkeypatch):
         async with raw(started, UPGRADE + b"X-API-Key: wrong\r\n\r\n") as refused:
             assert await refused.status() == b"503"
@@ -88,17 +93,17 @@ async def test_a_key_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await known.status() == b"101"
 
 
-async def test_strangers_have_a_turn_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many with a key wait, each fourth turn is a stranger's."""
-    monkeypatch.setattr(door, "LINE", 100)
+async def test_without_a_key_there_is_a_turn_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many with a key wait, each fourth turn is for somebody without."""
+    monkeypatch.setattr(handshake_queue, "MAX_WAITING", 100)
     with_key = UPGRADE + b"X-API-Key: secret\r\n\r\n"
     settings = ("server.handshakes_per_second=40", "auth.keys.alice=secret")
     async with server(*settings) as started, contextlib.AsyncExitStack() as stack:
         for _ in range(60):
             await stack.enter_async_context(raw(started, with_key))
-        stranger = await stack.enter_async_context(raw(started, UPGRADE + b"\r\n"))
-        assert await stranger.status() == b"401"
-        assert started.door._known
+        anonymous = await stack.enter_async_context(raw(started, UPGRADE + b"\r\n"))
+        assert await anonymous.status() == b"401"
+        assert started.handshake_queue._with_key
 
 
 async def test_probes_are_answered_in_a_storm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +140,7 @@ async def test_refusals_leave_no_garbage(monkeypatch: pytest.MonkeyPatch) -> Non
                     assert await refused.status() in (b"503", b"401")
                 async with raw(started, b"GET"):
                     pass
-            await turns_until(lambda: started.door.waiting <= 2)
+            await turns_until(lambda: started.handshake_queue.waiting <= 2)
             await asyncio.sleep(0)
             kept = [each for each in gc.get_objects() if type(each) is AdmittedConnection]
             assert len(kept) <= 5
@@ -149,19 +154,19 @@ async def test_leaving_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     async with server(*SLOW) as started:
         async with crowd(started, monkeypatch):
             pass
-        await turns_until(lambda: started.door.waiting == 0)
+        await turns_until(lambda: started.handshake_queue.waiting == 0)
 
 
 async def test_those_who_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than may be silent, and the one that is silent for longest goes; others get in."""
-    monkeypatch.setattr(door, "SILENT", 3)
+    monkeypatch.setattr(handshake_queue, "MAX_SILENT", 3)
     async with server() as started, contextlib.AsyncExitStack() as stack:
         silent = [await stack.enter_async_context(raw(started, b"GET /v1")) for _ in range(3)]
-        await turns_until(lambda: started.door.waiting == 3)
+        await turns_until(lambda: started.handshake_queue.waiting == 3)
         async with peer(started.address.url) as connected:
             await connected.fence()
         assert await silent[0].status() == b"503"
-        assert started.door.waiting == 2
+        assert started.handshake_queue.waiting == 2
 
 
 @pytest.mark.parametrize("port", PORTS)
@@ -181,7 +186,7 @@ async def test_a_head_that_trickles(port: str, monkeypatch: pytest.MonkeyPatch) 
                 await slow.writer.drain()
                 await asyncio.sleep(0.01)
         await slow.closed()
-        assert started.door.waiting == 0
+        assert started.handshake_queue.waiting == 0
 
 
 @pytest.mark.parametrize("port", PORTS)
@@ -208,7 +213,7 @@ async def test_a_head_as_long_as_may_be(port: str) -> None:
         rest = b"X: " + b"a" * (HEAD_BYTES - len(begin) - len(lines) - 5 + extra) + b"\r\n"
         async with server(HTTP) as started, raw(started, b"", port) as asking:
             asking.writer.write(begin + lines + rest)
-            await turns_until(lambda: bool(started.door.waiting) or asking.reader._buffer)  # type: ignore[attr-defined]
+            await turns_until(lambda: bool(started.handshake_queue.waiting) or asking.answered)
             if extra == 0:
                 asking.writer.write(b"\r\n")
             assert await asking.status() == status
@@ -223,20 +228,20 @@ async def test_a_head_that_is_too_long_and_whole(port: str, known: bytes) -> Non
     async with server(HTTP, "auth.keys.alice=secret") as started:
         async with raw(started, head + b"\r\n", port) as asking:
             assert await asking.status() == b"431"
-        assert started.door.waiting == 0
+        assert started.handshake_queue.waiting == 0
 
 
 async def test_half_closed_before_the_head() -> None:
     """Whoever says that no more will come, before his head is complete, is gone."""
     async with server() as started, raw(started, UPGRADE) as half:
-        await turns_until(lambda: started.door.waiting == 1)
+        await turns_until(lambda: started.handshake_queue.waiting == 1)
         half.writer.write_eof()
         await half.closed()
-        assert started.door.waiting == 0
+        assert started.handshake_queue.waiting == 0
 
 
 async def test_requests_on_one_connection_wait_as_well() -> None:
-    """Past the rate a connection over HTTP gets one answer, and has to come to the door again."""
+    """Past the rate a connection over HTTP gets one answer, and has to wait for its turn again."""
     async with server("server.handshakes_per_second=1", HTTP) as started:
         ask = b"GET /capacity HTTP/1.1\r\nHost: x\r\n\r\n"
         async with raw(started, ask * 50, "http_port") as greedy:
@@ -265,13 +270,13 @@ async def test_health_in_a_crowd_of_scrapes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_nothing_waits_when_the_server_stops() -> None:
-    """Guests are cut off with the server, whatever they wait for."""
+    """Those that wait are cut off with the server, whatever they wait for."""
     async with contextlib.AsyncExitStack() as stack:
         async with server(*SLOW) as started:
             silent = await stack.enter_async_context(raw(started, b"GET"))
-            await turns_until(lambda: started.door.waiting == 1)
+            await turns_until(lambda: started.handshake_queue.waiting == 1)
         await silent.closed()
-        assert started.door.waiting == 0
+        assert started.handshake_queue.waiting == 0
 
 
 async def test_the_greeting_says_how_fast() -> None:
@@ -287,17 +292,17 @@ async def test_the_greeting_says_how_fast() -> None:
 async def test_a_body_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a head that waits for its turn a body may come, but no more than there is room for."""
     head = b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
-    most = door.HEAD_BYTES + door.BODY_BYTES
-    monkeypatch.setattr(door, "LINE", 100)
+    most = handshake_queue.HEAD_BYTES + handshake_queue.BODY_BYTES
+    monkeypatch.setattr(handshake_queue, "MAX_WAITING", 100)
     settings = ("server.handshakes_per_second=1", "server.handshake_seconds=60", HTTP)
     async with server(*settings) as started, contextlib.AsyncExitStack() as stack:
         for _ in range(20):
             await stack.enter_async_context(raw(started, UPGRADE + b"\r\n"))
-        await turns_until(lambda: len(started.door._strangers) >= 15)
+        await turns_until(lambda: len(started.handshake_queue._without_key) >= 15)
         waiting = await stack.enter_async_context(raw(started, head, "http_port"))
         waiting.writer.write(b"a" * (most - len(head)))
-        last = list(started.door._strangers)[-1]
-        await turns_until(lambda: any(g.size == most for g in started.door._strangers))
+        last = list(started.handshake_queue._without_key)[-1]
+        await turns_until(lambda: any(g.size == most for g in started.handshake_queue._without_key))
         assert last.asked
         waiting.writer.write(b"a")
         assert await waiting.status() == b"503"
@@ -328,12 +333,12 @@ async def test_a_turn_that_comes_too_late(port: str, caplog: pytest.LogCaptureFi
         ask = UPGRADE + b"\r\n" if port == "port" else b"GET /capacity HTTP/1.1\r\nHost: x\r\n\r\n"
         await stack.enter_async_context(raw(started, ask, port))
         late = await stack.enter_async_context(raw(started, ask, port))
-        await turns_until(lambda: len(started.door._strangers) == 1)
+        await turns_until(lambda: len(started.handshake_queue._without_key) == 1)
         next_one = await stack.enter_async_context(raw(started, ask, port))
-        await turns_until(lambda: len(started.door._strangers) == 2)
-        next(iter(started.door._strangers)).transport.abort()
-        started.door._bucket._tokens = 1.0
-        started.door._tick()
+        await turns_until(lambda: len(started.handshake_queue._without_key) == 2)
+        next(iter(started.handshake_queue._without_key)).transport.abort()
+        started.handshake_queue._bucket._tokens = 1.0
+        started.handshake_queue._tick()
         await late.closed()
         assert await next_one.status() in (b"101", b"200")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -355,15 +360,15 @@ class Looking:
 @pytest.mark.parametrize("end", [b"\r\n\r\n", b"\n\n", b"\r\n\n", b"\n\r\n"])
 async def test_a_head_in_single_bytes(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end is found wherever it is cut, and a byte costs the same however many came before it."""
-    looking = Looking(door._END)
-    monkeypatch.setattr(door, "_END", looking)
+    looking = Looking(handshake_queue._END)
+    monkeypatch.setattr(handshake_queue, "_END", looking)
     head = b"GET /capacity HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 5000 + end
     async with server() as started, raw(started):
-        await turns_until(lambda: started.door.waiting == 1)
-        guest = next(iter(started.door._silent))
+        await turns_until(lambda: started.handshake_queue.waiting == 1)
+        pending = next(iter(started.handshake_queue._silent))
         asked = []
         for byte in head:
-            guest.feed(bytes([byte]))
-            asked.append(guest.asked)
+            pending.feed(bytes([byte]))
+            asked.append(pending.asked)
         assert asked == [False] * (len(head) - 1) + [True]
     assert looking.bytes <= 4 * len(head)

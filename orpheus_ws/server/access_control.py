@@ -1,4 +1,4 @@
-"""Who may come in: asked alike for a socket and for a request over HTTP.
+"""Who is let in: asked alike for a socket and for a request over HTTP.
 
 Rule: everything that can refuse a client refuses it here, with an HTTP status, before anything has been
 promised. Whoever is admitted holds a slot, and has to give it back.
@@ -18,7 +18,7 @@ from orpheus_ws.keys import Key, KeyRing
 from orpheus_ws.metrics import Metrics
 from orpheus_ws.server import auth
 from orpheus_ws.server.admission import Admission, Holder
-from orpheus_ws.server.door import response
+from orpheus_ws.server.handshake_queue import response
 from orpheus_ws.server.health import Health
 from orpheus_ws.trace import clock
 
@@ -53,7 +53,7 @@ def traceparent(headers: Headers) -> str | None:
 
 
 class Refusal(NamedTuple):
-    """Why somebody may not come in."""
+    """Why a client is not let in."""
 
     status: int
     reason: str
@@ -64,7 +64,7 @@ class Refusal(NamedTuple):
     """What the client is told instead of the reason, where that is more exact."""
 
 
-class Entrance:
+class AccessControl:
     """The checks, in the order of its methods."""
 
     def __init__(
@@ -98,17 +98,17 @@ class Entrance:
             return 200, self._room()
         return None
 
-    # As the porter at the door -------------------------------------------------------------------
+    # For the handshake queue ---------------------------------------------------------------------
 
-    def page_now(self, head: bytes) -> bytes | None:
-        """See `Porter`. Whether the process is alive, and whether it is ready if that is known."""
+    def immediate_response(self, head: bytes) -> bytes | None:
+        """See `Screening`. Whether the process is alive, and whether it is ready if that is known."""
         path = head.partition(b" ")[2].partition(b" ")[0].decode("latin-1")
         if path in ALIVE_PATHS:
             return _ALIVE
         return _READY if path in READY_PATHS and self._health.fresh else None
 
-    def knows(self, head: bytes) -> bool:
-        """See `Porter`. Where there are no keys, nobody is known."""
+    def has_valid_key(self, head: bytes) -> bool:
+        """See `Screening`. Where there are no keys, nobody has one."""
         if not self.keys.required or _CREDENTIALS.search(head) is None:
             return False
         request, *lines = head.decode("latin-1").splitlines()
@@ -117,8 +117,8 @@ class Entrance:
         target = request.partition(" ")[2].partition(" ")[0]
         return not isinstance(self.identify(headers, target), Refusal)
 
-    def turned_away(self) -> None:
-        """See `Porter`. In a storm nobody is written down one by one."""
+    def count_busy(self) -> None:
+        """See `Screening`. In a storm refusals are not logged one by one."""
         self._metrics.handshakes_refused.labels("busy").inc()
 
     # ---------------------------------------------------------------------------------------------

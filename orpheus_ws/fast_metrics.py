@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 
-class Tally(Collector):
+class FastCounter(Collector):
     """A counter."""
 
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
@@ -34,7 +34,7 @@ class Tally(Collector):
     describe = collect
 
 
-class Reading(Collector):
+class CallbackCounter(Collector):
     """A counter that something else counts."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Reading(Collector):
     describe = collect
 
 
-class Spread(Collector):
+class FastHistogram(Collector):
     """A histogram; `buckets` are upper bounds, ascending, without infinity."""
 
     def __init__(

@@ -8,12 +8,12 @@ from orpheus_ws.audio import LARGEST_PORTION, Player, Portion, Shaper, portion
 from orpheus_ws.context import Context, State
 from orpheus_ws.engine import Prompt
 from orpheus_ws.pcm import Output
-from orpheus_ws.server.reading import most_unread, receipt_every
+from orpheus_ws.server.receipts import most_unread, receipt_every
 from orpheus_ws.tokens import FRAME_SECONDS, SAMPLE_RATE, SAMPLES_PER_FRAME
 from orpheus_ws.trace import clock
 
 
-class Voice:
+class SpokenContext:
     """What speaking a context needs from one segment to the next."""
 
     def __init__(self, context: Context, player: Player, group_lead: float) -> None:
@@ -72,7 +72,7 @@ class Voice:
         return max(0.0, generated / SAMPLE_RATE - sent) + in_hand
 
 
-def player_for(context: Context, last: Voice | None) -> Player:
+def player_for(context: Context, last: SpokenContext | None) -> Player:
     """The listener's player of `context`; the one of the `last` context while it still plays that."""
     if last is None or last.context is context:
         return Player() if last is None else last.player

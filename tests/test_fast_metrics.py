@@ -1,4 +1,4 @@
-"""Tallies: what scrapes read is what the library's own instruments would say."""
+"""Fast metrics: what scrapes read is what the library's own instruments would say."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from orpheus_ws.tallies import Spread, Tally
+from orpheus_ws.fast_metrics import FastCounter, FastHistogram
 
 BUCKETS = (0.01, 0.5, 1, 2.5)
 VALUES = st.one_of(st.floats(0, 5), st.sampled_from(BUCKETS))
@@ -21,13 +21,14 @@ def exposition(registry: CollectorRegistry) -> list[str]:
 def both(values: Iterable[float]) -> tuple[list[str], list[str]]:
     """The same values counted by ours and by the library's instruments."""
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    tally, spread = Tally("t", "Text.", ours), Spread("s_seconds", "Text.", BUCKETS, ours)
+    fast_counter = FastCounter("t", "Text.", ours)
+    fast_histogram = FastHistogram("s_seconds", "Text.", BUCKETS, ours)
     counter = Counter("t", "Text.", registry=theirs)
     histogram = Histogram("s_seconds", "Text.", buckets=BUCKETS, registry=theirs)
     for value in values:
-        tally.inc(value)
+        fast_counter.inc(value)
         counter.inc(value)
-        spread.observe(value)
+        fast_histogram.observe(value)
         histogram.observe(value)
     return exposition(ours), exposition(theirs)
 
@@ -43,7 +44,7 @@ def test_scrapes_are_the_same(values: list[float]) -> None:
 def test_names_are_taken() -> None:
     """Two instruments of one name cannot be registered, just as with the library's."""
     registry = CollectorRegistry()
-    Tally("t", "Text.", registry)
+    FastCounter("t", "Text.", registry)
     try:
         Counter("t", "Text.", registry=registry)
     except ValueError:
