@@ -13,14 +13,17 @@ import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.server import Server
+from orpheus_ws.server.handshake_queue import BODY_BYTES
 from tests.harness import Peer, audio, peer, server, turns_until
-from tests.hostile_bytes import CONTROL, KINDS, SECRET, speech
+from tests.hostile_bytes import CONTROL, KINDS, SECRET, handshake, speech
 from tests.http_peers import http_server
 from tests.server_peers import SENTENCE, STEPPED, held, http, metric
 
 SEEDS = 4
 AT_ONCE = 8
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
+PING = bytes.fromhex("8984 00000000") + b"ping"
+CLOSE = bytes.fromhex("8882 00000000 03e8")
 SETTINGS = ("engine.capacity=24", "server.handshake_seconds=2", STEPPED)
 
 
@@ -147,18 +150,77 @@ async def test_control_characters_in_headers(
     assert SECRET.decode() not in said.out + said.err + caplog.text
 
 
+async def answered(port: int, *pieces: bytes) -> bytes:
+    """What comes back for bytes that are sent a turn of the event loop apart, until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for piece in pieces:
+        writer.write(piece)
+        await asyncio.sleep(0)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
 @pytest.mark.parametrize(
-    "head", [b"POST /nowhere", b"GET /healthz", b"GET /readyz", b"GET /v1/tts"]
+    ("head", "status"),
+    [
+        (b"POST /nowhere", 404),
+        (b"GET /healthz", 200),
+        (b"GET /readyz", 200),
+        (b"GET /v1/tts", 426),
+    ],
 )
-async def test_no_frames_behind_a_request(head: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """A request to the sockets' port with something behind it that is no frame is no fault of ours."""
+@pytest.mark.parametrize("behind", [SECRET * 10, PING, CLOSE])
+async def test_what_comes_behind_a_request(
+    head: bytes, status: int, behind: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request to the sockets' port is answered as if it came alone, whatever is behind it."""
+    request = head + b" HTTP/1.1\r\nHost: x\r\n\r\n"
     async with server() as started:
-        reader, writer = await asyncio.open_connection("127.0.0.1", started.address.port)
-        writer.write(head + b" HTTP/1.1\r\nHost: x\r\n\r\n" + SECRET * 10)
-        assert not await reader.read()
-        writer.close()
-        assert (await http(started, "/healthz"))[0] == 200
+        for pieces in (
+            (request + behind,),
+            (request, behind),
+            (request[:-1], request[-1:] + behind),
+        ):
+            answer = await answered(started.address.port, *pieces)
+            found = STATUS.match(answer)
+            assert found is not None
+            assert int(found[1]) == status
+            headers, _, body = answer.partition(b"\r\n\r\n")
+            assert f"content-length: {len(body)}\r\n".encode() in headers.lower()
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("cut", ["nowhere", "behind the head", "everywhere"])
+async def test_frames_behind_a_handshake(cut: str) -> None:
+    """Frames of somebody who does not wait for the handshake's answer are answered, after it and in order."""
+    request = handshake(random.Random(0))
+    size = {"nowhere": 10_000, "behind the head": len(request), "everywhere": 1}[cut]
+    sent = request + PING + CLOSE
+    pieces = [sent[start : start + size] for start in range(0, len(sent), size)]
+    async with server() as started:
+        answer = await answered(started.address.port, *pieces)
+    head, _, frames = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 101 ")
+    kinds = []
+    while frames:
+        kinds.append(frames[0])
+        length, start = frames[1], 2
+        if length == 126:
+            length, start = int.from_bytes(frames[2:4]), 4
+        frames = frames[start + length :]
+    # `ready` comes anywhere before the end, or not at all: it has been told to close.
+    assert kinds in ([0x81, 0x8A, 0x88], [0x8A, 0x81, 0x88], [0x8A, 0x88])
+
+
+async def test_too_much_behind_a_request() -> None:
+    """Whoever goes on sending while the answer is being found is cut off."""
+    async with server("engine.options.fault=stalls") as started:
+        reader, writer = await asyncio.open_connection("127.0.0.1", started.address.port)
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n" + SECRET * BODY_BYTES)
+        with contextlib.suppress(ConnectionResetError):
+            assert not await reader.read()
+        writer.close()
 
 
 async def test_scrapers_that_leave(capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import NegotiationError
 from websockets.http11 import Request, Response
-from websockets.protocol import Event
+from websockets.protocol import Event, State
 from websockets.typing import Subprotocol
 
 from orpheus_ws.errors import OrpheusError
@@ -24,7 +24,7 @@ from orpheus_ws.server import auth
 from orpheus_ws.server.access_control import JSON_TYPE, AccessControl, Refusal
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.handshake_queue import HandshakeQueue, PendingConnection
+from orpheus_ws.server.handshake_queue import BODY_BYTES, HandshakeQueue, PendingConnection
 from orpheus_ws.server.inflow import Inflow
 from orpheus_ws.server.page import Page
 from orpheus_ws.server.tls_queue import TlsQueue
@@ -63,6 +63,8 @@ class AdmittedConnection(ServerConnection):
     _heard_at = 0.0
     _frames = 0
     _pending: PendingConnection | None = None
+    _early: bytearray | None = None
+    """What has come behind the request, until that is answered: the library would answer a ping in it first."""
     _inflow: Inflow | None = None
 
     def __init__(
@@ -106,13 +108,15 @@ class AdmittedConnection(ServerConnection):
         if self._tls_queue is not None and self._tls_queue.add(transport, self):
             return
 
-        def begin(sent: bytes) -> None:
+        def begin(head: bytes, behind: bytes) -> None:
             self._pending = None
+            self._early = bytearray()
             super(AdmittedConnection, self).connection_made(transport)
             self._inflow = Inflow(transport, self._take, self._frames_per_second)
             self.recv_messages.pause = self._inflow.pause_reading
             self.recv_messages.resume = self._inflow.resume_reading
-            self._inflow.feed(sent)
+            self._inflow.feed(head)
+            self._keep(self._early, behind)
 
         self.established = True
         self._pending = self._handshake_queue.add(transport, begin)
@@ -123,8 +127,22 @@ class AdmittedConnection(ServerConnection):
         self.received += len(data)
         if self._pending is not None:
             self._pending.feed(data)
+        elif self._early is not None:
+            self._keep(self._early, data)
         elif self._inflow is not None:
             self._inflow.feed(data)
+
+    def _keep(self, early: bytearray, data: bytes) -> None:
+        early += data
+        if len(early) > BODY_BYTES:
+            self.transport.abort()
+
+    async def handshake(self, *arguments: Any, **named: Any) -> None:
+        """Called by the library, to answer the request."""
+        await super().handshake(*arguments, **named)
+        early, self._early = self._early, None
+        if early and self._inflow is not None and self.state is State.OPEN:
+            self._inflow.feed(bytes(early))
 
     def _take(self, data: bytes) -> int:
         """See `Inflow`. The library answers pings without waiting for room to send."""
@@ -192,8 +210,7 @@ class Handshake:
         path = request.path.partition("?")[0]
         page = await self._access_control.page(path)
         if connection.protocol.eof_sent:
-            # What came behind the request was no frame. The library has closed its side for that,
-            # and would fail in answering.
+            # The client sends no more. The library has closed its side for that, and would fail in answering.
             connection.transport.abort()
             await asyncio.wait([connection.connection_lost_waiter])
             return self._refuse(connection, Refusal(400, "handshake", "send a request alone"))

@@ -73,22 +73,23 @@ def response(status: str, body: bytes, *headers: str) -> bytes:
 
 
 class PendingConnection:
-    """A connection that has not had its turn. `begin` takes it over, with what it has sent."""
+    """A connection that has not had its turn. `begin` takes it over, with its head and what came behind that."""
 
-    __slots__ = ("_begin", "_deadline", "_head", "_queue", "_sent", "transport")
+    __slots__ = ("_begin", "_body", "_deadline", "_head", "_queue", "_sent", "transport")
 
     def __init__(
         self,
         queue: "HandshakeQueue",
         transport: asyncio.Transport,
-        begin: Callable[[bytes], None],
+        begin: Callable[[bytes, bytes], None],
         deadline: asyncio.TimerHandle,
     ) -> None:
         self.transport = transport
         self._queue = queue
-        self._begin: Callable[[bytes], None] | None = begin
+        self._begin: Callable[[bytes, bytes], None] | None = begin
         self._sent = bytearray()
         self._head: int | None = None
+        self._body = 0
         self._deadline = deadline
 
     @property
@@ -105,7 +106,8 @@ class PendingConnection:
                 self._queue.refuse(self)
             return
         end = _END.search(self._sent, looked_at)
-        self._head = None if end is None else end.start()
+        if end is not None:
+            self._head, self._body = end.span()
         self._queue.received(self)
 
     @property
@@ -129,7 +131,7 @@ class PendingConnection:
         begin, self._begin = self._begin, None
         assert begin is not None
         sent, self._sent = bytes(self._sent), bytearray()
-        begin(sent)
+        begin(sent[: self._body], sent[self._body :])
 
     def leave(self) -> None:
         """It is gone, or has to go: nothing more is done for it."""
@@ -179,7 +181,7 @@ class HandshakeQueue:
         return bool(self._with_key or self._without_key)
 
     def add(
-        self, transport: asyncio.Transport, begin: Callable[[bytes], None]
+        self, transport: asyncio.Transport, begin: Callable[[bytes, bytes], None]
     ) -> PendingConnection:
         """Have a new connection wait. `begin` is called when it is its turn, with what it has sent."""
         if len(self._silent) >= MAX_SILENT:

@@ -60,7 +60,7 @@ class Protocol(H11Protocol):
         if self._tls_queue is not None and self._tls_queue.add(transport, cast(Accepted, self)):
             return
 
-        def begin(sent: bytes) -> None:
+        def begin(head: bytes, behind: bytes) -> None:
             self._pending = None
             super(Protocol, self).connection_made(transport)
             tune(transport)
@@ -69,7 +69,7 @@ class Protocol(H11Protocol):
             self.app_state = {"transport": transport}
             self._inflow = Inflow(transport, self._take)
             self.flow = FlowControl(cast(asyncio.Transport, self._inflow))
-            self._inflow.feed(sent)
+            self._inflow.feed(head + behind)
 
         self.established = True
         self._pending = self._handshake_queue.add(transport, begin)

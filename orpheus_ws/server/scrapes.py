@@ -114,12 +114,12 @@ class _Scrape(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
 
-    def _answer(self, sent: bytes) -> None:
+    def _answer(self, head: bytes, _behind: bytes) -> None:
         """Write it all, for a while; the library finds out which format is asked for."""
         self._pending = None
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(SCRAPE_SECONDS, self._transport.abort)
-        self._transport.write(self._respond(sent))
+        self._transport.write(self._respond(head))
         self._transport.close()
 
 
