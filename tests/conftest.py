@@ -1,10 +1,11 @@
 """Fixtures of all tests.
 
-Rule: no blocking call on an event loop, in any test; no configuration from the outside.
+Rule: no blocking call on an event loop, in any test; nothing from the outside: no configuration, no ignored signal.
 """
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from orpheus_ws.settings import ENVIRONMENT_PREFIX
 hypothesis.settings.register_profile("no clock", deadline=None)
 hypothesis.settings.load_profile("no clock")
 
+# A shell has what it runs in the background ignore it, and every process that is started from there inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Write = Callable[[str | bytes], Path]
 
