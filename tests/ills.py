@@ -192,8 +192,9 @@ ILLS: Final = {
         say_once,
         frozenset({"OrpheusCodecStuck"}),
     ),
+    # A step takes longer than the speech that comes of it: clients who come into step would let a faster one rest.
     "codec-busy": Ill(
-        ("codec.options.step_seconds=0.3",), four_speak, frozenset({"OrpheusCodecSaturated"})
+        ("codec.options.step_seconds=0.9",), four_speak, frozenset({"OrpheusCodecSaturated"})
     ),
     "engine-slow": Ill(
         ("engine.options.step_seconds=0.2",),
