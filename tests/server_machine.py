@@ -15,7 +15,7 @@ from orpheus_ws import messages as m
 from tests.harness import JSON, MSGPACK, server, turns_until
 from tests.raw_peer import Cuts, RawPeer
 from tests.server_listeners import WIDTHS, Listener
-from tests.server_peers import held
+from tests.server_peers import at_rest, held
 
 LIMIT: Final = 3
 PEERS: Final = 2
@@ -63,15 +63,12 @@ class ServerMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.stack = contextlib.AsyncExitStack()
         self.server = self.run(self.stack.enter_async_context(server(*SETTINGS)))
-        self.baseline = self.run(self._baseline())
+        self.baseline = self.run(at_rest(self.server))
         self.listeners: list[Listener] = []
 
     def run(self, act: Coroutine[Any, Any, _T]) -> _T:
         """Let server and peers live until this is done."""
         return self.runner.run(act)
-
-    async def _baseline(self) -> tuple[int, ...]:
-        return held(self.server)
 
     @initialize(subprotocols=st.permutations([MSGPACK, JSON]), cuts=CUTS)
     def connect(self, subprotocols: list[str], cuts: list[int]) -> None:

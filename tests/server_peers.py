@@ -24,6 +24,13 @@ from tests.harness import MSGPACK, Peer, peer, server, turns_until
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 STEPPED = "engine.options.step_seconds=0.03"
 """The engine takes time, so that something can happen in the middle of a segment."""
+STEPS = "simulated engine steps"
+"""Its task, which lasts for as long as it has a request."""
+AT_ONCE = 10
+"""Turns of the event loop, which are far less than two steps of any engine.
+
+Steps are not counted for it: what a machine that stood still owes of them comes in those same turns.
+"""
 LISTENER_LEAD_MS = 2000
 MOST_OF_LEAD = 1.4
 """Little enough for a server that stands still to be heard, and more than a busy machine takes."""
@@ -90,6 +97,15 @@ def held(started: Server) -> tuple[int, ...]:
         started.turns.taken,
         started.turns.waiting,
     )
+
+
+async def at_rest(started: Server) -> tuple[int, ...]:
+    """What it holds before anybody came.
+
+    The step in which the server's own test word left the simulated engine may be under way when it starts.
+    """
+    await turns_until(lambda: not any(t.get_name() == STEPS for t in asyncio.all_tasks()))
+    return held(started)
 
 
 def socket_of(connection: Connection) -> ServerConnection:

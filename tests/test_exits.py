@@ -99,15 +99,15 @@ def silent(caller: Caller) -> None:
 
 
 def speaking(caller: Caller) -> None:
-    """Bring a context to the middle of its speech, which goes on for almost a second."""
-    caller.send(m.Text(context="speaking", text=SENTENCE), m.End(context="speaking"))
+    """Bring a context to the middle of its speech. It does not end before it is told to."""
+    caller.send(m.Text(context="speaking", text=SENTENCE), m.Flush(context="speaking"))
     caller.wait_for(m.Audio)
 
 
 def queued(caller: Caller) -> None:
     """Have a context wait for its turn behind another."""
     speaking(caller)
-    caller.send(m.Text(context="queued", text=SENTENCE), m.End(context="queued"))
+    caller.send(m.Text(context="queued", text=SENTENCE))
     fence(caller)
 
 
@@ -135,7 +135,8 @@ def test_a_signal_drains(
             process.send_signal(number)
             assert caller.wait_for(m.Draining).deadline_ms == 10_000
             if stage is silent:
-                caller.send(m.Text(context="silent", text=SENTENCE), m.End(context="silent"))
+                caller.send(m.Text(context="silent", text=SENTENCE))
+            caller.send(*(m.End(context=context) for context in spoken))
             assert caller.endings() == [(context, "Done") for context in spoken]
             assert caller.close == (1012, "restart")
         assert left(process) is Exit.DONE

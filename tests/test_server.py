@@ -16,7 +16,7 @@ from orpheus_ws import messages as m
 from orpheus_ws.pcm import Chunk
 from orpheus_ws.trace import clock
 from tests.harness import JSON, MSGPACK, audio, pcm, peer, server, turns_until
-from tests.server_peers import SENTENCE, STEPPED, metric, one, socket_of
+from tests.server_peers import AT_ONCE, SENTENCE, STEPPED, metric, one, socket_of
 
 # Speaking -----------------------------------------------------------------------------------------
 
@@ -206,9 +206,8 @@ async def test_cancel_in_the_middle() -> None:
         await connected.wait_for(m.Audio)
         await connected.send(m.Cancel(context="a"))
         await connected.wait_for(m.Cancelled)
-        steps = started.engine.statistics().steps
-        await turns_until(lambda: started.engine.statistics().active == 0)
-        assert started.engine.statistics().steps - steps <= 2
+        turns = await turns_until(lambda: started.engine.statistics().active == 0)
+        assert turns <= AT_ONCE
         await connected.send(
             m.Open(context="b", sampling=m.Sampling(max_tokens=70)),
             m.Text(context="b", text=SENTENCE),
@@ -343,9 +342,8 @@ async def test_disconnect_in_the_middle() -> None:
             await connected.wait_for(m.Audio)
             connected.socket.transport.abort()
             await turns_until(lambda: started.admission.active == 0)
-            steps = started.engine.statistics().steps
-            await turns_until(lambda: started.engine.statistics().active == 0)
-            assert started.engine.statistics().steps - steps <= 2
+            turns = await turns_until(lambda: started.engine.statistics().active == 0)
+            assert turns <= AT_ONCE
             tokens = started.engine.statistics().tokens
         await turns_until(lambda: not started._connections)
         assert started.codec.statistics().streams == 0

@@ -317,10 +317,10 @@ async def test_refused_handshakes_leave_no_garbage() -> None:
             for _ in range(20):
                 async with raw(started, UPGRADE + b"\r\n") as asking:
                     assert await asking.status() == b"401"
-            await metric(started, "orpheus_sockets")  # time for the last of it to be seen
-            kept = [each for each in gc.get_objects() if type(each) is AdmittedConnection]
-            assert len(kept) <= 3
-            kept.clear()
+            # The last of them may be under way: only the test's timeout notices what would stay for ever.
+            await turns_until(
+                lambda: sum(type(o) is AdmittedConnection for o in gc.get_objects()) <= 3
+            )
         finally:
             gc.enable()
 

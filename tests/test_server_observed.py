@@ -1,6 +1,5 @@
 """The server over real sockets: what metrics and logs tell, and what is left behind."""
 
-import asyncio
 import json
 import logging
 
@@ -20,7 +19,17 @@ from orpheus_ws.session import Action, Session
 from orpheus_ws.tokens import FRAME_SECONDS
 from orpheus_ws.trace import clock
 from tests.harness import pcm, peer, server, turns_until
-from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one, stepped_by_hand
+from tests.server_peers import (
+    SENTENCE,
+    STEPPED,
+    at_rest,
+    closed,
+    held,
+    http,
+    metric,
+    one,
+    stepped_by_hand,
+)
 
 # Observability ------------------------------------------------------------------------------------
 
@@ -149,6 +158,9 @@ async def test_unheard_audio_is_counted(rate: int) -> None:
             seconds += len((await connected.wait_for(m.Audio)).pcm) / 2 / rate
         await connected.send(m.Cancel(context="a"))
         await connected.wait_for(m.Cancelled)
+        # It is told at once, and what it took is known when engine and codec are free.
+        while not await metric(started, "orpheus_cancel_seconds_count"):
+            pass
         # 290 frames at most were generated; what has been played since the first chunk is little.
         orphaned = await metric(started, "orpheus_orphaned_audio_seconds_total")
         assert 0 < orphaned <= 290 * 2048 / 24_000 + 1e-6
@@ -186,8 +198,8 @@ async def test_a_full_server_that_speaks_is_ready(monkeypatch: pytest.MonkeyPatc
         await connected.say("a", SENTENCE)
         await connected.wait_for(m.Started)
         assert (await http(started, "/readyz"))[0] == 200
-    monkeypatch.setattr("orpheus_ws.server.health.PROBE_SECONDS", 0.05)
     async with one("engine.capacity=1") as (started, connected):
+        monkeypatch.setattr("orpheus_ws.server.health.PROBE_SECONDS", 0.05)
         stepped_by_hand(started)
         started.health._worked_at = None
         await connected.say("a", SENTENCE)
@@ -200,13 +212,16 @@ async def test_a_server_that_cannot_speak_is_not_ready(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that is there and free and gives no sound makes no server ready, at the start or later."""
-    monkeypatch.setattr("orpheus_ws.server.health.PROBE_SECONDS", 0.3)
     # What raises or stalls does so after two frames, which are silent here.
     mute = (f"engine.options.fault={fault}", "engine.options.silent_frames=2")
-    with pytest.raises(StartupError, match="a test word gave no sound"):
-        async with server(*mute):
-            pass
+    with monkeypatch.context() as hasty:
+        hasty.setattr("orpheus_ws.server.health.PROBE_SECONDS", 0.3)
+        with pytest.raises(StartupError, match="a test word gave no sound"):
+            async with server(*mute):
+                pass
     async with server(*mute, "engine.options.fault_requests=1,2") as started:
+        # From now on: that it starts may take its time.
+        monkeypatch.setattr("orpheus_ws.server.health.PROBE_SECONDS", 0.3)
         started.health._worked_at = None
         assert (await http(started, "/readyz"))[0] == 503
         assert started.engine.statistics().active == 0
@@ -284,15 +299,13 @@ async def test_logs_say_whose_it_was(caplog: pytest.LogCaptureFixture) -> None:
 async def test_nothing_is_left_behind() -> None:
     """After sockets have come and gone, slots, streams, contexts and tasks are as at the start."""
     async with server(STEPPED) as started:
-        before = len(asyncio.all_tasks())
+        before = await at_rest(started)
         for _ in range(5):
             async with peer(started.address.url) as connected:
                 await connected.say("a", SENTENCE)
                 await connected.wait_for(m.Audio)
-        await turns_until(lambda: started.admission.active == 0)
-        await turns_until(lambda: len(asyncio.all_tasks()) == before)
-        assert started.engine.statistics().active == 0
-        assert started.codec.statistics().streams == 0
+        await turns_until(lambda: held(started) == before)
+        assert before[2:] == (0,) * 5
         assert not started._connections
         for state in ("open", "queued", "speaking", "starved"):
             assert await metric(started, "orpheus_live_contexts", state=state) == 0

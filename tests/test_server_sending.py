@@ -151,5 +151,6 @@ async def test_a_segment_that_hangs_shows_while_it_hangs(monkeypatch: pytest.Mon
         assert await metric(started, "orpheus_contexts_waiting_over_1s") == 0
         await peer.send(m.Cancel(context="a"))
         await peer.utterance("a")
-        await peer.fence()
-        assert await metric(started, "orpheus_segments_stalled_over_1s") == 0
+        # It is told at once, and the engine is left in the turns after that.
+        while await metric(started, "orpheus_segments_stalled_over_1s"):
+            pass

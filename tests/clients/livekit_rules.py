@@ -19,6 +19,8 @@ from orpheus_ws.integrations.livekit import TTS
 
 TEXT = "It was cold. We went home."
 HASTY = APIConnectOptions(max_retry=3, retry_interval=0.01, timeout=0.3)
+LESS_HASTY = APIConnectOptions(max_retry=3, retry_interval=0.01, timeout=5.0)
+"""For what is given up only once some of it was heard, however busy the machine is before that."""
 
 
 class Watched:
@@ -109,7 +111,7 @@ async def watch(url: str, stalling: str, over_tls: str, authority: str) -> dict[
     seen["telephone"] = await telephone.stream(words)
     await telephone.tts.aclose()
     stalled = Watched(stalling)
-    seen["stalling"] = await stalled.stream(words, conn_options=HASTY)
+    seen["stalling"] = await stalled.stream(words, conn_options=LESS_HASTY)
     seen["stalling_whole"] = await stalled.whole(TEXT, conn_options=HASTY)
     await stalled.tts.aclose()
     seen |= await secure(over_tls, authority)

@@ -73,9 +73,12 @@ class Served(NamedTuple):
 
     @contextlib.contextmanager
     def occupied(self) -> Iterator[None]:
-        """One more socket, of somebody else's."""
+        """One more socket, of somebody else's. After the block its slot is free again."""
+        before = self.metric("orpheus_sockets")
         with connect(f"{self.ws}/v1/tts", subprotocols=[Subprotocol("tts.v1.json")], proxy=None):
             yield
+        while self.metric("orpheus_sockets") > before:
+            pass
 
     def stop(self) -> None:
         """As an operator does: open utterances are finished."""

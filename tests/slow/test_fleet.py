@@ -14,6 +14,7 @@ import pytest
 from orpheus_ws import messages as m
 from orpheus_ws.cli.exits import Exit
 from orpheus_ws.client import Client, Done, Sampling, connect
+from orpheus_ws.client.text import SpokenText
 from orpheus_ws.errors import Disconnected, EngineFailed, Refused, UtteranceFailed
 from tests import fleet
 from tests.faulty_engine import faulty
@@ -32,7 +33,6 @@ REPLICAS = 3
 STEPPED = "engine.options.step_seconds=0.004"
 """A sixth of a second for `SENTENCE`, so that something can happen in the middle of it."""
 LONG = f"{SENTENCE} " * 4
-"""More than the lead, so that the end of it takes its time."""
 CALLERS = 6
 UTTERANCES = 500
 CROWD = 24
@@ -54,7 +54,13 @@ async def clients(url: str, count: int) -> AsyncIterator[list[Client]]:
         yield [await stack.enter_async_context(connect(url, patience=0)) for _ in range(count)]
 
 
-async def spoken(client: Client, text: str = SENTENCE) -> bytes:
+async def held_up(text: str, go_on: asyncio.Event) -> AsyncIterator[str]:
+    """A text that is not over before it is said: its utterance cannot have ended, nor be begun anew."""
+    yield text
+    await go_on.wait()
+
+
+async def spoken(client: Client, text: SpokenText = SENTENCE) -> bytes:
     """The samples of a whole utterance, the same ones whoever speaks it. Raises what the client does."""
     utterance = client.speak(text, sampling=Sampling(seed=1), lead_ms=LEAD_MS)
     pcm = await utterance.read()
@@ -176,10 +182,13 @@ async def test_audio_does_not_pile_up_on_the_way(name: str, tmp_path: Path) -> N
 
 
 async def started(speaking: list["asyncio.Task[bytes]"], replicas: list[fleet.Replica]) -> None:
-    """Wait until every one of them is in the middle of its utterance."""
-    while sum([await r.metric("orpheus_live_contexts", state="speaking") for r in replicas]) < len(
-        speaking
-    ):
+    """Wait until something is said of each of these, which `held_up` keeps in the middle of its utterance."""
+
+    async def count(state: str) -> float:
+        return sum([await each.metric("orpheus_live_contexts", state=state) for each in replicas])
+
+    # In this order nobody is counted twice.
+    while await count("starved") + await count("speaking") < len(speaking):
         assert not any(task.done() for task in speaking)
 
 
@@ -194,11 +203,15 @@ async def test_a_replica_goes(number: signal.Signals, tmp_path: Path) -> None:
         clients(proxy.url, CALLERS) as callers,
     ):
         going, *staying = replicas
-        speaking = [asyncio.create_task(spoken(client, LONG)) for client in callers]
+        go_on = asyncio.Event()
+        texts = [held_up(LONG, go_on) for _ in callers]
+        speaking = [asyncio.create_task(spoken(*each)) for each in zip(callers, texts, strict=True)]
         await started(speaking, replicas)
         its_own = await going.metric("orpheus_sockets")
         assert its_own == CALLERS / REPLICAS
-        ending = await going.end(number)
+        going.tell(number)
+        go_on.set()
+        ending = await going.ended()
         said = await asyncio.gather(*speaking, return_exceptions=True)
         broken = [error for error in said if not isinstance(error, bytes)]
         if number is signal.SIGKILL:
@@ -224,7 +237,11 @@ async def test_an_engine_dies(tmp_path: Path) -> None:
         with prometheus(folder) as running:
             running.scrape({"orpheus": [replica.metrics_port for replica in replicas]})
             async with clients(proxy.url, CALLERS) as callers:
-                speaking = [asyncio.create_task(spoken(client, LONG)) for client in callers]
+                go_on = asyncio.Event()
+                texts = [held_up(LONG, go_on) for _ in callers]
+                speaking = [
+                    asyncio.create_task(spoken(*each)) for each in zip(callers, texts, strict=True)
+                ]
                 await started(speaking, replicas)
                 async with peer(f"ws://{mortal.address}/v1/tts") as murderer:
                     # It answers no close, so the replica waits for a while before it ends.
@@ -234,6 +251,7 @@ async def test_an_engine_dies(tmp_path: Path) -> None:
                         pass
                     assert await mortal.ended() == Exit.DIED
                     murderer.socket.transport.abort()
+                go_on.set()
                 said = await asyncio.gather(*speaking, return_exceptions=True)
                 broken = [error.code for error in said if isinstance(error, UtteranceFailed)]
                 assert broken == [EngineFailed.code] * (CALLERS // REPLICAS)

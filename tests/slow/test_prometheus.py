@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.prometheus import free_port
 from tests.test_cli import run, serving
 
 pytestmark = pytest.mark.slow
@@ -39,14 +40,22 @@ def query(port: int, expression: str) -> float | None:
     return float(result[0]["value"][1]) if result else None
 
 
+def _closed(metrics: str) -> bool:
+    with urllib.request.urlopen(metrics, timeout=10) as response:
+        return b'\norpheus_socket_closes_total{code="1000"} 1.0\n' in response.read()
+
+
 def test_prometheus_reads_what_happened(tmp_path: Path) -> None:
     """After one utterance Prometheus answers queries with exactly what was spoken."""
     prometheus = shutil.which("prometheus")
     assert prometheus is not None, "install Debian's package prometheus"
-    port = 19_464
+    port = free_port()
     with serving() as (_, announced):
         file = str(tmp_path / "hello.wav")
         assert run("say", "--url", announced["url"], "-o", file, "Hello there.").returncode == 0
+        # What the client was told the server may come to count a little later.
+        while not _closed(announced["metrics"]):
+            pass
         target = urllib.parse.urlsplit(announced["metrics"]).netloc
         config = {
             "global": {"scrape_interval": "1s"},

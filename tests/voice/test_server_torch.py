@@ -5,11 +5,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orpheus_ws import messages as m
 from orpheus_ws.engine import Prompt
+from orpheus_ws.engine.torch_batch import Batch
 from orpheus_ws.server import Server
 from orpheus_ws.tokens import CODES_PER_FRAME, SAMPLES_PER_FRAME
 from tests.harness import pcm, peer, server, turns_until
@@ -33,19 +35,27 @@ class Asked:
     def __init__(self, started: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ids: Counter[int] = Counter()
         self.left_at: dict[int, int] = {}
-        """The engine's step when its consumer stopped."""
+        """The engine's step when its consumer had left."""
+        self.freed_at: list[int] = []
+        """Its step whenever its thread made a slot free."""
         self._engine = started.engine
         self._generate = started.engine.generate
+        self._leave = Batch.leave
         monkeypatch.setattr(started.engine, "generate", self._counted)
+        monkeypatch.setattr(Batch, "leave", lambda *given: self._freed(*given))
 
     async def _counted(self, prompt: Prompt) -> AsyncGenerator[Sequence[int], None]:
-        async with aclosing(self._generate(prompt)) as groups:
-            try:
+        try:
+            async with aclosing(self._generate(prompt)) as groups:
                 async for group in groups:
                     self.ids[prompt.seed] += len(group)
                     yield group
-            finally:
-                self.left_at[prompt.seed] = self._engine.statistics().steps
+        finally:
+            self.left_at[prompt.seed] = self._engine.statistics().steps
+
+    def _freed(self, batch: Batch[Any], slot: int) -> None:
+        self._leave(batch, slot)
+        self.freed_at.append(self._engine.statistics().steps)
 
 
 async def test_sixteen_sockets_share_the_steps(
@@ -97,14 +107,17 @@ async def test_one_of_sixteen_leaves(
             await connected.send(m.End(context="a"))
         await asyncio.gather(*(connected.wait_for(m.Audio) for connected in peers))
         assert engine.statistics().active == 16
+        asked.freed_at.clear()
         if how == "cancel":
             await peers[5].send(m.Cancel(context="a"))
         else:
             peers[5].socket.transport.abort()
         await turns_until(lambda: 5 in asked.left_at)
-        await turns_until(lambda: engine.statistics().active == 15)
+        assert engine.statistics().active == 15
+        # Its thread goes on while the event loop is at something else.
+        await turns_until(lambda: bool(asked.freed_at))
+        assert asked.freed_at[0] <= asked.left_at[5] + 2
         steps = engine.statistics().steps
-        assert steps <= asked.left_at[5] + 2
         had = Counter(asked.ids)
         await turns_until(lambda: engine.statistics().steps > steps + 2 * CODES_PER_FRAME)
         assert {seed for seed in range(16) if asked.ids[seed] > had[seed]} == set(range(16)) - {5}
