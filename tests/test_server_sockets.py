@@ -326,11 +326,31 @@ async def test_a_shutdown_waits_for_nobody_who_does_not_read() -> None:
     await turns_until(lambda: len(asyncio.all_tasks()) <= before)
 
 
-@pytest.mark.parametrize("key", ["server.port", "server.metrics_port"])
-async def test_a_port_that_is_taken(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "option"),
+    [
+        ("server.port", "--port"),
+        ("server.http_port", "--http-port"),
+        ("server.metrics_port", "--metrics-port"),
+    ],
+)
+async def test_a_port_that_is_taken(key: str, option: str) -> None:
     """It is said before the engine is opened, which may take minutes and would complain here."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = f"{key}={taken.getsockname()[1]}"
-        with pytest.raises(StartupError, match=f"cannot listen on .*; change {key}, or use 0"):
+        advice = rf"cannot listen on .*; change {key} \({option}\), or use 0"
+        with pytest.raises(StartupError, match=advice):
             async with server("engine.options.fault=nonsense", port):
+                pass
+
+
+async def test_a_second_server() -> None:
+    """One with the same configuration is told of the port that clients know, not of the metrics'."""
+    async with server() as started:
+        taken = (
+            f"server.port={started.address.port}",
+            f"server.metrics_port={started.address.metrics_port}",
+        )
+        with pytest.raises(StartupError, match=r"change server.port \(--port\)"):
+            async with server(*taken):
                 pass
