@@ -58,9 +58,7 @@ def trust(ca: Path | None) -> None:
         try:
             ssl.create_default_context(cafile=ca)
         except (ssl.SSLError, OSError):
-            raise click.BadParameter(
-                f"{ca} has no certificate in PEM", param_hint="--ca"
-            ) from None
+            raise click.BadParameter(f"{ca} has no certificate in PEM", param_hint="--ca") from None
         # What OpenSSL itself reads wherever no other is named.
         os.environ["SSL_CERT_FILE"] = str(ca)
 
