@@ -312,6 +312,9 @@ def test_a_signal_to_read_again(tmp_path: Path) -> None:
         assert run(*say, "--api-key", "one", "Hello.").returncode == 0
         unknown = run("say", "--url", announced["url"], "--api-key", "one", "-o", "-", "Hello.")
         assert (unknown.returncode, "--ca" in unknown.stderr) == (1, True)
+        mistaken = run(*say[:3], "--ca", str(keys), "-o", wav, "--api-key", "one", "Hello.")
+        assert mistaken.returncode == 2
+        assert f"{keys} has no certificate in PEM" in mistaken.stderr
         assert authority.issue() != old
         keys.write_text('[alice]\nkeys = ["two"]\n')
         process.send_signal(signal.SIGHUP)

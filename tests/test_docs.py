@@ -249,11 +249,17 @@ async def test_the_client_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The examples of the clients' page do what the page says."""
     monkeypatch.chdir(tmp_path)
     # The last two need frameworks: `tests/slow/test_plugins.py` runs them.
-    turns, telephone, barge_in, script, tls, tokens, _, _ = examples(CLIENTS)
+    turns, events, telephone, barge_in, script, tls, tokens, _, _ = examples(CLIENTS)
     async with harness.server() as started:
         lines = await output_of(turns, started.address.url)
         assert lines[0].startswith("voices: tara, ")
         assert len(lines) > 3
+        lines = await output_of(events, started.address.url)
+        assert lines[0] == "begins at sample 0 - Good morning."
+        assert re.fullmatch(r"\d+ bytes", lines[1])
+        assert sum(line.startswith("[('") for line in lines) == 2
+        assert lines[-1].startswith("Done(")
+        assert lines[-1].endswith(" []")
         lines = await output_of(telephone, started.address.url)
         assert all(re.fullmatch(r"\d+\.\d+ ms", line) for line in lines)
         lines = await output_of(barge_in, started.address.url)

@@ -110,6 +110,16 @@ class _Outside(HTMLParser):
         self.found += [name for name, _ in attrs if name in ("src", "href", "srcset")]
 
 
+def test_more_streams_than_the_server_admits() -> None:
+    """It is no fault, but it is said: the load was a smaller one than was asked for."""
+    with serving("--capacity", "1", "--set", "engine.options.step_seconds=0.01") as (_, announced):
+        done = run_command("load", announced["url"], *QUICK)
+    assert done.returncode == 0, done.stderr
+    refused, advice = done.stdout.splitlines()[-2:]
+    assert refused.startswith("refused, full: ")
+    assert advice.startswith("the server had no room for all of 2 sockets")
+
+
 def test_command(tmp_path: Path) -> None:
     """All well: exit code 0, the same result in the file and on standard output, and a page."""
     out, report = tmp_path / "r.json", tmp_path / "r.html"

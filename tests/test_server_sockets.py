@@ -16,6 +16,7 @@ from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import make_token
 from orpheus_ws.audio import Player
 from orpheus_ws.errors import StartupError
+from orpheus_ws.server import Server
 from orpheus_ws.session import Session
 from orpheus_ws.trace import clock
 from tests.harness import audio, pcm, peer, server, turns_until
@@ -47,6 +48,16 @@ async def test_full_server() -> None:
         assert await metric(started, "orpheus_handshakes_refused_total", reason="full") == 1
 
 
+async def exchange(started: Server, request: bytes, until: bytes | None = None) -> bytes:
+    """Send bytes, and read to the end of the connection, or of a head."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", started.address.port)
+    try:
+        writer.write(request)
+        return await (reader.read() if until is None else reader.readuntil(until))
+    finally:
+        writer.close()
+
+
 async def test_nothing_is_compressed() -> None:
     """Audio hardly gets smaller, and the library's compression is costly: who offers it goes without."""
     async with server() as started, connect(started.address.url, compression="deflate") as socket:
@@ -65,6 +76,39 @@ async def test_refused_upgrades_hold_no_slot() -> None:
         assert await metric(started, "orpheus_handshakes_refused_total", reason="handshake") == 6
         async with peer(started.address.url):
             assert started.admission.active == 1
+
+
+BODIES = {
+    "length": b"Content-Length: 2\r\n\r\n{}",
+    "lower case": b"content-length: 2\r\n\r\n{}",
+    "chunks": b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    "still to come": b"Content-Length: 60000\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize(
+    ("path", "status", "word"),
+    [("/v1/audio/speech", 404, "server.http_port"), ("/v1/tts", 405, "open a WebSocket here")],
+)
+async def test_a_request_with_a_body(body: bytes, path: str, status: int, word: str) -> None:
+    """Whoever posts to the port of sockets is told in words what is there, whatever follows, and counted."""
+    async with server() as started:
+        answer = await exchange(started, f"POST {path} HTTP/1.1\r\nHost: x\r\n".encode() + body)
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+        assert word.encode() in answer
+        assert await metric(started, "orpheus_handshakes_refused_total") == 1
+
+
+async def test_an_upgrade_with_a_body() -> None:
+    """What follows it cannot be told from frames: it is closed, and no socket comes of it."""
+    head = (
+        b"GET /v1/tts HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    )
+    async with server() as started:
+        assert await exchange(started, head + b"\r\n", until=b"\r\n\r\n")
+        assert not await exchange(started, head + BODIES["length"])
 
 
 async def test_clients_that_vanish_during_the_handshake() -> None:
@@ -326,11 +370,31 @@ async def test_a_shutdown_waits_for_nobody_who_does_not_read() -> None:
     await turns_until(lambda: len(asyncio.all_tasks()) <= before)
 
 
-@pytest.mark.parametrize("key", ["server.port", "server.metrics_port"])
-async def test_a_port_that_is_taken(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "option"),
+    [
+        ("server.port", "--port"),
+        ("server.http_port", "--http-port"),
+        ("server.metrics_port", "--metrics-port"),
+    ],
+)
+async def test_a_port_that_is_taken(key: str, option: str) -> None:
     """It is said before the engine is opened, which may take minutes and would complain here."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = f"{key}={taken.getsockname()[1]}"
-        with pytest.raises(StartupError, match=f"cannot listen on .*; change {key}, or use 0"):
+        advice = rf"cannot listen on .*; change {key} \({option}\), or use 0"
+        with pytest.raises(StartupError, match=advice):
             async with server("engine.options.fault=nonsense", port):
+                pass
+
+
+async def test_a_second_server() -> None:
+    """One with the same configuration is told of the port that clients know, not of the metrics'."""
+    async with server() as started:
+        taken = (
+            f"server.port={started.address.port}",
+            f"server.metrics_port={started.address.metrics_port}",
+        )
+        with pytest.raises(StartupError, match=r"change server.port \(--port\)"):
+            async with server(*taken):
                 pass

@@ -269,6 +269,10 @@ def _summary(result: "Result") -> str:
     ]
     lines += [TOO_FEW] if any("–" in row for row in found) else []
     lines += [f"refused, {why}: {count}" for why, count in figures.refused.items()]
+    if figures.refused.get("full"):
+        lines.append(
+            f"the server had no room for all of {plan.streams} sockets; its /capacity says how many it admits"
+        )
     if result.naive is not None:
         speech = result.naive.figures.audio_seconds / max(result.naive.seconds, 0.001)
         ours = figures.audio_seconds / max(result.seconds, 0.001)

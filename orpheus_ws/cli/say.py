@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -49,8 +50,15 @@ PLAYERS: Final = (
 
 
 def trust(ca: Path | None) -> None:
-    """Take these certificates for good, in this process and in those that it starts."""
+    """Take these certificates for good, in this process and in those that it starts.
+
+    Raises `click.BadParameter` where the file has none.
+    """
     if ca is not None:
+        try:
+            ssl.create_default_context(cafile=ca)
+        except (ssl.SSLError, OSError):
+            raise click.BadParameter(f"{ca} has no certificate in PEM", param_hint="--ca") from None
         # What OpenSSL itself reads wherever no other is named.
         os.environ["SSL_CERT_FILE"] = str(ca)
 

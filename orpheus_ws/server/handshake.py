@@ -7,6 +7,7 @@ TCP connection is lost, whichever way that happens.
 
 import asyncio
 import http
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
@@ -34,6 +35,8 @@ from orpheus_ws.trace import clock
 
 MAX_UNSENT_BYTES: Final = 1_048_576
 """What we send waits far below this; only answers to pings that nobody reads grow beyond."""
+_UPGRADE: Final = re.compile(rb"\nupgrade:", re.IGNORECASE)
+_BODY: Final = re.compile(rb"\r?\n(?:content-length|transfer-encoding):[^\r\n]*", re.IGNORECASE)
 
 
 class AdmittedConnection(ServerConnection):
@@ -115,7 +118,7 @@ class AdmittedConnection(ServerConnection):
             self._inflow = Inflow(transport, self._take, self._frames_per_second)
             self.recv_messages.pause = self._inflow.pause_reading
             self.recv_messages.resume = self._inflow.resume_reading
-            self._inflow.feed(head)
+            self._inflow.feed(_without_body(head))
             self._keep(self._early, behind)
 
         self.established = True
@@ -225,7 +228,10 @@ class Handshake:
                 return found_there
         found = self._routes.find(path)
         if found is None:
-            advice = f"there is {PATH} here; docs/surfaces.md has the paths of other protocols"
+            advice = (
+                f"there is {PATH} here; docs/surfaces.md has the paths of other protocols, of which those over "
+                "HTTP are at server.http_port"
+            )
             return self._refuse(connection, Refusal(404, "path", advice))
         assert isinstance(connection, AdmittedConnection)
         connection.surface, connection.parameters = found
@@ -303,6 +309,14 @@ class Handshake:
         )
         response.headers.update(refusal.headers)
         return response
+
+
+def _without_body(head: bytes) -> bytes:
+    """A head as if no body followed it, which nobody reads here: the library would close without a word.
+
+    Not so where an upgrade is asked for, because a body would then be taken for frames.
+    """
+    return head if _UPGRADE.search(head) else _BODY.sub(b"", head)
 
 
 def _no_subprotocol(_offered: Sequence[Subprotocol]) -> None:

@@ -48,22 +48,26 @@ class Address(NamedTuple):
 
 @contextlib.contextmanager
 def binding(host: str, port: int, key: str) -> Iterator[None]:
-    """What the operating system says of a port, as a `StartupError`."""
+    """What the operating system says of a port, as a `StartupError`. Each key is an option of `serve`, too."""
     try:
         yield
     except OSError as error:
+        option = "--" + key.removeprefix("server.").replace("_", "-")
         raise StartupError(
-            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); change {key}, or use 0 for a free "
-            "port"
+            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); change {key} ({option}), or use 0 "
+            "for a free port"
         ) from error
 
 
 async def try_ports(config: ServerConfig) -> None:
-    """Raise `StartupError` if a port is taken: before anything is loaded, which may take minutes."""
+    """Raise `StartupError` if a port is taken: before anything is loaded, which may take minutes.
+
+    The best known first: where a second server is started, it is the one that says so.
+    """
     for host, port, key in (
-        (config.metrics_host, config.metrics_port, "server.metrics_port"),
         (config.host, config.port, "server.port"),
         (config.host, config.http_port, "server.http_port"),
+        (config.metrics_host, config.metrics_port, "server.metrics_port"),
     ):
         if port is None:
             continue

@@ -141,15 +141,58 @@ def test_the_container_fits_the_server(overlay: str) -> None:
     assert loaded.engine.name == ("pocket" if overlay == "cpu-demo" else "trtllm")
 
 
+def uncommented(overlay: str, folder: Path, *lines: str) -> dict[str, Manifest]:
+    """What is built of an overlay, or of a folder in one, once the `#` before these lines is taken away."""
+    kubernetes = shutil.copytree(DEPLOY / "kubernetes", folder / "kubernetes")
+    file = kubernetes / "overlays" / overlay / "kustomization.yaml"
+    text = file.read_text(encoding="utf-8")
+    for line in lines:
+        assert f" # - {line}\n" in text
+        text = text.replace(f" # - {line}", f" - {line}")
+    file.write_text(text)
+    return kustomized(file.parent)
+
+
+def with_components(overlay: str, folder: Path, *names: str) -> dict[str, Manifest]:
+    """What is built of an overlay with these components."""
+    return uncommented(overlay, folder, *(f"../../components/{name}" for name in names))
+
+
+@pytest.mark.parametrize("overlay", sorted(set(OVERLAYS) - {"cpu-demo"}))
+def test_an_objective_of_ones_own(overlay: str, tmp_path: Path) -> None:
+    """Without its `#`, the line for voices that begin with silence gives `calibrate` what it takes."""
+    path = "/spec/template/spec/containers/0/args/-"
+    line = f"{{op: add, path: {path}, value: --objective-ms=800}}"
+    manifests = uncommented(f"{overlay}/calibrate", tmp_path, line)
+    kubernetes_validate.validate(manifests["Job"], KUBERNETES, strict=True)
+    _, name, *arguments = server(manifests, "Job")["args"]
+    assert cli.commands[name].make_context(name, arguments).params["objective_ms"] == 800
+
+
+@pytest.mark.parametrize("others", [(), ("tls",)], ids=["alone", "tls"])
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_keys_from_a_file(overlay: str, others: tuple[str, ...], tmp_path: Path) -> None:
+    """With the component for it the keys are those of a file that can change, and none is in the environment."""
+    manifests = with_components(overlay, tmp_path, "keys", *others)
+    kubernetes_validate.validate(manifests["Deployment"], KUBERNETES, strict=True)
+    container = server(manifests)
+    assert "envFrom" not in container
+    assert "envFrom" in server(built(overlay))
+    mounted = {each["name"]: each for each in container["volumeMounts"]}["keys"]
+    assert mounted["readOnly"]
+    assert "subPath" not in mounted  # what is mounted so never changes
+    file = Path(configured(container, DOCKERFILES[overlay]).auth.file)
+    assert (str(file.parent), file.name) == (mounted["mountPath"], "keys.toml")
+    volumes = manifests["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    (secret,) = [each["secret"]["secretName"] for each in volumes if each["name"] == "keys"]
+    told = read("kubernetes", "components", "keys", "kustomization.yaml")
+    assert f"create secret generic {secret} --from-file={file.name}" in told
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_tls(overlay: str, tmp_path: Path) -> None:
     """With the component for it the server speaks TLS, and no probe asks for it where it is not spoken."""
-    kubernetes = shutil.copytree(DEPLOY / "kubernetes", tmp_path / "kubernetes")
-    file = kubernetes / "overlays" / overlay / "kustomization.yaml"
-    text = file.read_text(encoding="utf-8")
-    assert "  # - ../../components/tls\n" in text
-    file.write_text(text.replace("# - ../../components/tls", "- ../../components/tls"))
-    manifests = kustomized(file.parent)
+    manifests = with_components(overlay, tmp_path, "tls")
     container = server(manifests)
     for kind in ("Deployment", "Service"):
         kubernetes_validate.validate(manifests[kind], KUBERNETES, strict=True)
