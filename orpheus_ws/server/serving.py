@@ -17,7 +17,7 @@ from orpheus_ws import logs, pcm
 from orpheus_ws import messages as m
 from orpheus_ws.capacity import Capacity
 from orpheus_ws.config import Config
-from orpheus_ws.context import Moved
+from orpheus_ws.context import Moved, Silence
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError
 from orpheus_ws.keys import Key, KeyRing
 from orpheus_ws.metrics import Metrics
@@ -39,7 +39,7 @@ from orpheus_ws.server.tls_queue import TlsQueue
 from orpheus_ws.server.turns import Turns
 from orpheus_ws.server.websocket import WebSocketPeer, close_code
 from orpheus_ws.session import Allowance, Session
-from orpheus_ws.surfaces import Routes, Silence
+from orpheus_ws.surfaces import Routes
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.trace import clock
 from orpheus_ws.tracing import Tracer
