@@ -84,7 +84,8 @@ class Server:
         self.handshake_queue = self._handshake_queue()
         self.tls_queue = None if certificate is None else self._tls_queue(certificate)
         """Of the ports of sockets and of HTTP, where they speak TLS."""
-        self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
+        self.address: Address
+        """There once the ports are open."""
         self.quotas = self._quotas(keys)
         self.reloading = Reloading(
             sources(config, self.rekey, certificate and self.certify), metrics
@@ -181,9 +182,9 @@ class Server:
         self,
         peer: Peer,
         key: Key,
-        traceparent: str | None = None,
+        traceparent: str | None,
         *,
-        silence: Silence = Silence.ALWAYS,
+        silence: Silence,
     ) -> Connection:
         """A conversation with somebody who has a slot and this key.
 
