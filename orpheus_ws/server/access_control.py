@@ -5,7 +5,6 @@ promised. Whoever is admitted holds a slot, and has to give it back.
 """
 
 import logging
-import re
 import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -32,8 +31,6 @@ other speech servers."""
 
 ALIVE: Final = response("200 OK", b'{"alive":true}\n')
 _READY: Final = response("200 OK", b'{"ready":true}\n')
-_CREDENTIALS: Final = re.compile(rb"(?i)\n(authorization|x-api-key|xi-api-key):|[?&]token=")
-"""What `auth.identify` would look for; most of a storm has none of it."""
 
 _ANY_KEY: Final = (
     "no key was sent: send one as 'Authorization: Bearer KEY', or a token in the address as ?token="
@@ -114,7 +111,7 @@ class AccessControl:
 
     def has_valid_key(self, head: bytes) -> bool:
         """See `Screening`. Where there are no keys, nobody has one."""
-        if not self.keys.required or _CREDENTIALS.search(head) is None:
+        if not self.keys.required or not auth.may_show_any(head):
             return False
         _, *lines = head.decode("latin-1").splitlines()
         pairs = [line.partition(":") for line in lines]
