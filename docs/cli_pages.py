@@ -6,7 +6,7 @@ from typing import Final
 
 import click
 
-import engine_build.__main__
+import engine_build.cli
 from orpheus_ws import cli
 from orpheus_ws.cli.exits import PROGRAM
 
@@ -31,7 +31,7 @@ what is on this page with `--help`, and a group says what commands it has.
 def cli_page() -> str:
     """`docs/cli.md`."""
     page = [INTRODUCTION]
-    groups = ((PROGRAM, cli.cli), ("python -m engine_build", engine_build.__main__.cli))
+    groups = ((PROGRAM, cli.cli), ("python -m engine_build", engine_build.cli.cli))
     for name, group in groups:
         for context in commands(group, name):
             page += _command(context)

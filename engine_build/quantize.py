@@ -27,7 +27,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine_build import calibration
 from engine_build.calibration import Calibration
 from orpheus_ws.engine.checkpoint import Checkpoint, examine, open_checkpoint, read_object
-from orpheus_ws.engine.torch_model import check_device, load_model
+from orpheus_ws.engine.torch_device import check_device
+from orpheus_ws.engine.torch_model import load_model
 from orpheus_ws.errors import StartupError
 from orpheus_ws.manifest import Quantization
 

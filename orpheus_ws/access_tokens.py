@@ -2,7 +2,7 @@
 
 Rule: a token is `name.expiry.scope.signature`, signed with the key of that name, so that nothing has
 to be stored and a changed key revokes its tokens. The client and the server import this, so it
-imports nothing. Tokens are secrets: nothing here logs.
+imports nothing of either. Tokens are secrets: nothing here logs.
 """
 
 import base64

@@ -223,4 +223,4 @@ def load(
         if not separator:
             raise StartupError(f"cannot read the setting {flag!r}; write section.key=value")
         take(nested(key.strip().split("."), value), FLAGS)
-    return convert(merged, Config, where="")
+    return convert(merged, Config)

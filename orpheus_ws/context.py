@@ -69,6 +69,21 @@ SILENCE_SECONDS: Final = 0.1
 MAX_FLUSHES: Final = 256
 """Flushes of one context that may wait to be answered; nothing grows with a slow client."""
 
+
+class Silence(Enum):
+    """What a turn is answered with in which nothing can be heard.
+
+    Clients of others take a turn without audio for a failure, and repeat it.
+    """
+
+    NEVER = auto()
+    """Nothing: it is `done`."""
+    OF_TEXT = auto()
+    """A moment of silence, if there was text. White space alone is none: it is how clients end a turn."""
+    ALWAYS = auto()
+    """A moment of silence."""
+
+
 Moved = Callable[["Context", State | None, State], None]
 """Hears of every change of state, from old (None: it did not exist) to new. May not call back."""
 
@@ -106,8 +121,9 @@ class Context:
         self.idle_since = now
         """When it last got text or ran dry."""
         self._moved = moved
-        self.has_text = False
-        """Whether it was given more than white space; that may have no sound, as an emoji has none."""
+        self._has_text = (
+            False  # more than white space; that may have no sound, as an emoji has none
+        )
         self._segmenter = Segmenter(settings.mode)
         self._queue: deque[str | FlushMark] = deque()
         self._queued_chars = 0
@@ -129,7 +145,7 @@ class Context:
 
     def feed(self, text: str, now: float) -> None:
         """More text arrived."""
-        self.has_text = self.has_text or bool(text.strip())
+        self._has_text = self._has_text or bool(text.strip())
         self._enqueue(self._segmenter.feed(text), now)
         self.idle_since = now
         self._stall_at = now + self.settings.max_delay_ms / 1000
@@ -190,8 +206,12 @@ class Context:
         """Whether `pop` would give text to be spoken."""
         return bool(self._queue) and isinstance(self._queue[0], str)
 
-    def silence(self) -> list[m.ServerMessage]:
-        """A segment without a word: `SILENCE_SECONDS` of nothing."""
+    def silence(self, wanted: Silence) -> list[m.ServerMessage]:
+        """A segment without a word: `SILENCE_SECONDS` of nothing, if that is wanted and nothing was heard."""
+        if self.delivered or wanted is Silence.NEVER:
+            return []
+        if wanted is Silence.OF_TEXT and not self._has_text:
+            return []
         samples = int(SILENCE_SECONDS * self.settings.sample_rate)
         pcm = silence(self.settings.encoding, samples)
         segment, audio = self.segment(""), self.audio(pcm, samples)

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from orpheus_ws import messages as m
-from orpheus_ws.context import Context, Event, FlushMark, Moved, State
+from orpheus_ws.context import Context, Event, FlushMark, Moved, Silence, State
 from orpheus_ws.errors import BadMessage, ContextLimit, OrpheusError, TextTooLong, UnknownVoice
 from orpheus_ws.pcm import check_format
-from orpheus_ws.surfaces import Silence
 
 REMEMBERED_CONTEXTS: Final = 1024
 """Ids of ended contexts kept, so that late messages for them are told from new ones."""
@@ -299,7 +298,7 @@ class Session:
             started = context.begin(now)
             return Speak(context, item, () if started is None else (started,))
         if context.ended:
-            silence = context.silence() if self._wants_silence(context) else []
+            silence = context.silence(self._silence)
             self._finish(context, Event.FINISH)
             return Say((*silence, context.done()))
         if context.state is State.SPEAKING:
@@ -318,24 +317,17 @@ class Session:
             deadlines.append(idle_at)
         return Wait(min(deadlines, default=None))
 
-    def _wants_silence(self, context: Context) -> bool:
-        if context.delivered or self._silence is Silence.NEVER:
-            return False
-        return context.has_text or self._silence is Silence.ALWAYS
-
     def fail(self, context: Context, error: OrpheusError) -> m.Error:
         """End a live context with an error."""
         context.trace.error = error.code
         self._finish(context, Event.FAIL)
         return error_message(error, context=context.id)
 
-    def abandon(self) -> tuple[Context, ...]:
-        """The socket is gone: cancel what is live and return it. Nobody hears of anything after that."""
-        abandoned = self.contexts
-        for context in abandoned:
+    def abandon(self) -> None:
+        """The socket is gone: cancel what is live. Nobody hears of anything after that. Idempotent."""
+        for context in self.contexts:
             self._finish(context, Event.CANCEL)
         self._moved = _unheard  # whoever listens has this session
-        return abandoned
 
     # Inside --------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 def read_options(options: Mapping[str, Any], schema: type[_T], where: str) -> _T:
     """Read a named part's own options; raises `StartupError` like `load`."""
-    return convert(dict(options), schema, where=where)
+    check_names(options, schema, ANYWHERE, where)
+    return convert(options, schema, where)
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -66,9 +67,11 @@ _PATH = re.compile(r"`\$\.?([^`\[]*)[^`]*`\Z")
 """Where msgspec says that an error was: a path, up to what is inside a list or a table."""
 
 
-def convert(values: dict[str, Any], schema: type[_T], where: str) -> _T:
-    """Read `values`, which lie at the path `where`; raises `StartupError` with one line."""
-    check_names(values, schema, ANYWHERE, where)
+def convert(values: Mapping[str, Any], schema: type[_T], where: str = "") -> _T:
+    """Read `values`, which lie at the path `where` and whose names were checked (`check_names`).
+
+    Raises `StartupError` with one line.
+    """
     prepared = _prepare(values, schema, where)
     try:
         # Not strict: what comes from the environment and from flags is text.

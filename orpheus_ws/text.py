@@ -38,7 +38,6 @@ _RUN: Final = re.compile(r"[ \n]+|[^ \n]+")
 _JOINT: Final = re.compile(rf"[{_ENDS}](?=[^\W\d_])")
 _UNUSUAL: Final = re.compile(r"[^ -~\n]")
 _BLANK_LINE: Final = "\n\n"
-_END_MARKS: Final = frozenset(_ENDS)
 _LOWER: Final = "a-zß-öø-ÿ"
 _IS_LOWER: Final = re.compile(f"[{_LOWER}]").match
 _IS_LETTER: Final = re.compile(r"[^\W\d_]").match

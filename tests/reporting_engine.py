@@ -38,6 +38,6 @@ class ReportingEngine(simulated.SimulatedEngine):
 
 
 async def open_engine(config: EngineConfig) -> Engine:
-    """See `orpheus_ws.engine.open_engine`."""
+    """See `orpheus_ws.engine`."""
     options = read_options(config.options, Options, "engine.options")
     return ReportingEngine(config.capacity or 8, options)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 
 from orpheus_ws import messages as m
-from orpheus_ws.context import Context, Reason, State
+from orpheus_ws.context import Context, Reason, Silence, State
 from orpheus_ws.errors import OrpheusError
 from orpheus_ws.session import (
     Action,
@@ -18,7 +18,6 @@ from orpheus_ws.session import (
     Speak,
     Wait,
 )
-from orpheus_ws.surfaces import Silence
 
 RATE = 24_000
 CHUNK = 2400

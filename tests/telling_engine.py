@@ -77,6 +77,6 @@ async def _fail_later(text: str) -> None:
 
 
 async def open_engine(config: EngineConfig) -> Engine:
-    """See `orpheus_ws.engine.open_engine`."""
+    """See `orpheus_ws.engine`."""
     options = read_options(config.options, simulated.Options, "engine.options")
     return TellingEngine(config.capacity or 8, options)

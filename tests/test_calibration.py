@@ -316,6 +316,15 @@ def test_not_even_one(tmp_path: Path) -> None:
     assert not (tmp_path / "m.json").exists()
 
 
+def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
+    """Where `--out` cannot be is said before anything is measured."""
+    done = run(*calibrate(tmp_path / "m.json", "--out", str(tmp_path / "none" / "out.json")))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("orpheus-ws: cannot write ")
+
+
 def test_a_server_that_cannot_start(tmp_path: Path) -> None:
     """The server's own line says why, and no process is left."""
     done = run(*calibrate(tmp_path / "m.json", "--set", "codec.slots=2"))

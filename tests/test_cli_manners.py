@@ -16,14 +16,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-import engine_build.__main__
-import orpheus_ws.__main__
+import engine_build.cli
+import orpheus_ws
 from docs import cli_pages
 from orpheus_ws import cli
 from orpheus_ws.cli.exits import Exit
 from tests.test_cli import command, run, serving
 
-PROGRAMS = {"orpheus-ws": cli.cli, "python -m engine_build": engine_build.__main__.cli}
+PROGRAMS = {"orpheus-ws": cli.cli, "python -m engine_build": engine_build.cli.cli}
 
 
 def contexts() -> Iterator[click.Context]:
@@ -261,14 +261,21 @@ def test_a_long_speech_shows_how_far_it_is(tmp_path: Path) -> None:
         assert "%" not in run(*said, text).stderr
 
 
-def test_an_interrupted_start(tmp_path: Path) -> None:
-    """Ctrl-C while the program is still being imported is one line and the same code; where it is ignored it is."""
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("orpheus-ws", command("doctor")),
+        ("engine_build", [sys.executable, "-m", "engine_build", "plan"]),
+    ],
+)
+def test_an_interrupted_start(tmp_path: Path, program: str, arguments: list[str]) -> None:
+    """Ctrl-C while a program is still being imported is one line and the same code; where it is ignored it is."""
     begun = tmp_path / "begun"
     slow = "import pathlib, sys; pathlib.Path(sys.argv[-1]).touch(); sys.stdin.read(); sys.exit(9)"
     (tmp_path / "click.py").write_text(slow)
-    cases = (("", Exit.INTERRUPTED, "orpheus-ws: interrupted\n"), ("trap '' INT; ", 9, ""))
+    cases = (("", Exit.INTERRUPTED, f"{program}: interrupted\n"), ("trap '' INT; ", 9, ""))
     for before, code, said in cases:
-        line = shlex.join([*command("doctor"), str(begun)])
+        line = shlex.join([*arguments, str(begun)])
         starting = subprocess.Popen(
             ["sh", "-c", f"{before}exec {line}"],
             stdin=subprocess.PIPE,
@@ -303,7 +310,6 @@ def test_no_space_for_the_output(arguments: tuple[str, ...]) -> None:
 
 def test_an_interrupted_command(tmp_path: Path) -> None:
     """Ctrl-C ends `say` in one line, with a code of its own, the same as before it is imported."""
-    assert Exit(orpheus_ws.__main__.INTERRUPTED) is Exit.INTERRUPTED
     slow = ("--set", "engine.options.step_seconds=0.05")
     with serving(*slow) as (_, announced):
         file = tmp_path / "x.wav"

@@ -21,13 +21,13 @@ import click
 import msgspec
 import pytest
 
-import engine_build.__main__
+import engine_build.cli
 from orpheus_ws import cli, config
 from tests import harness
 from tests.pages import ROOT
 from tests.test_docs import PAGES
 
-PROGRAMS = {"orpheus-ws": cli.cli, "python -m engine_build": engine_build.__main__.cli}
+PROGRAMS = {"orpheus-ws": cli.cli, "python -m engine_build": engine_build.cli.cli}
 URL = "ws://127.0.0.1:8765/v1/tts"
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from orpheus_ws.cli.doctor import doctor as doctor_command
 from orpheus_ws.cli.serve import serve
+from tests.certificates import Authority
 from tests.doctor_runs import WITHOUT_TORCH, command, doctor, serve_starts, settings, without
 from tests.test_doctor_gpu import H100_MIG, LISTED, SLICE, daemon, program
 
@@ -178,12 +179,16 @@ def limited(name: int, value: int, *arguments: str) -> dict[str, str]:
     return {"status": line[0], "found": line[1]}
 
 
-def test_too_few_open_files() -> None:
-    """A limit that leaves no room for the sockets of a full server is warned of."""
-    arguments = [*SIMULATED, *FREE_PORTS, *settings("engine.capacity=200")]
-    low = limited(resource.RLIMIT_NOFILE, 775, *arguments)
-    assert low == {"status": "warning", "found": "at most 775, for 200 sockets"}
-    assert limited(resource.RLIMIT_NOFILE, 776, *arguments)["status"] == "ok"
+@pytest.mark.parametrize(("tls", "needed"), [(False, 776), (True, 776 + 256)])
+def test_too_few_open_files(tmp_path: Path, needed: int, *, tls: bool) -> None:
+    """A limit that leaves no room for a full server's sockets, and a storm's, is warned of."""
+    certificate = Authority(tmp_path)
+    certificate.issue()
+    given = settings("engine.capacity=200", *(certificate.settings if tls else ()))
+    arguments = [*SIMULATED, *FREE_PORTS, *given]
+    low = limited(resource.RLIMIT_NOFILE, needed - 1, *arguments)
+    assert low == {"status": "warning", "found": f"at most {needed - 1}, for 200 sockets"}
+    assert limited(resource.RLIMIT_NOFILE, needed, *arguments)["status"] == "ok"
 
 
 def test_a_single_processor() -> None:

@@ -1,4 +1,4 @@
-"""The ear of one turn, without sockets: what it hears depends on what comes and when, on nothing else."""
+"""The listener of one turn, without sockets: what it hears depends on what comes and when, on nothing else."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ RATE = 24_000
 T0 = 100.0
 
 
-def listener(chars: int = 10, now: float = T0, **options: float) -> Listener:
+def make_listener(chars: int = 10, now: float = T0, **options: float) -> Listener:
     """One for a text of so many characters."""
     plan = Plan(url="ws://127.0.0.1:1/", **options)  # type: ignore[arg-type]
     text = Script("short", ("x",), 0, chars)
@@ -52,13 +52,13 @@ def done(samples: int, chars: int = 10) -> m.Done:
 def test_whole_speech_has_no_fault(sizes: list[int], waits: list[float]) -> None:
     """However speech is cut and whenever it comes: numbered rightly, it is whole."""
     pcm = noise(sum(sizes))
-    ear, offset, now = listener(chars=1), 0, T0
+    listener, offset, now = make_listener(chars=1), 0, T0
     for seq, (size, wait) in enumerate(zip(sizes, waits, strict=False)):
         now += wait
-        ear.receive(audio(seq, offset, pcm[2 * offset : 2 * (offset + size)]), now)
+        listener.receive(audio(seq, offset, pcm[2 * offset : 2 * (offset + size)]), now)
         offset += size
-    ear.receive(done(offset, chars=1), now)
-    turn = ear.turn(0, T0, now, T0)
+    listener.receive(done(offset, chars=1), now)
+    turn = listener.turn(0, T0, now, T0)
     # A text of one character is said in no time, but not in less.
     expected = ("early_end",) if offset < RATE / 40 else ()
     assert turn.faults == expected
@@ -67,15 +67,15 @@ def test_whole_speech_has_no_fault(sizes: list[int], waits: list[float]) -> None
 
 def test_latencies() -> None:
     """Each counts from the same moment: first byte, first audible sample, first sentence, the whole."""
-    ear = listener(chars=20)
-    ear.receive(m.Started(context="c", handle=0, queue_ms=7), T0 + 0.05)
-    ear.receive(m.Segment(context="c", index=0, text="x", offset=0), T0 + 0.06)
-    ear.receive(audio(0, 0, bytes(2 * 2400)), T0 + 0.1)
-    ear.receive(audio(1, 2400, noise(2400)), T0 + 0.3)
-    ear.receive(m.Segment(context="c", index=1, text="x", offset=4800), T0 + 0.35)
-    ear.receive(audio(2, 4800, noise(RATE, 1)), T0 + 0.38)
-    ear.receive(done(4800 + RATE, chars=20), T0 + 0.39)
-    turn = ear.turn(3, T0, T0 + 0.5, T0 - 10)
+    listener = make_listener(chars=20)
+    listener.receive(m.Started(context="c", handle=0, queue_ms=7), T0 + 0.05)
+    listener.receive(m.Segment(context="c", index=0, text="x", offset=0), T0 + 0.06)
+    listener.receive(audio(0, 0, bytes(2 * 2400)), T0 + 0.1)
+    listener.receive(audio(1, 2400, noise(2400)), T0 + 0.3)
+    listener.receive(m.Segment(context="c", index=1, text="x", offset=4800), T0 + 0.35)
+    listener.receive(audio(2, 4800, noise(RATE, 1)), T0 + 0.38)
+    listener.receive(done(4800 + RATE, chars=20), T0 + 0.39)
+    turn = listener.turn(3, T0, T0 + 0.5, T0 - 10)
     assert turn.queue_ms == 7
     latencies = (turn.first_byte_ms, turn.first_audio_ms, turn.first_sentence_ms, turn.whole_ms)
     assert latencies == pytest.approx((100, 300, 300, 390))
@@ -90,17 +90,17 @@ def test_latencies() -> None:
 
 def test_real_time_factor() -> None:
     """It counts until the server may wait for the listener, and again when the listener's lead melts."""
-    ear = listener(chars=100)
+    listener = make_listener(chars=100)
     for n in range(10):  # twice as fast as it is heard, for 1 s
-        ear.receive(audio(n, n * 4800, noise(4800, n)), T0 + 0.1 * (n + 1))
-    turn = ear.turn(0, T0, T0 + 1, T0)
+        listener.receive(audio(n, n * 4800, noise(4800, n)), T0 + 0.1 * (n + 1))
+    turn = listener.turn(0, T0, T0 + 1, T0)
     assert turn.real_time_factor == pytest.approx(2.0)
     # Then more at once, a lead of 2 s: no faster engine, only less waiting.
-    ear.receive(audio(10, 48_000, noise(RATE, 11)), T0 + 1.0)
-    assert ear.turn(0, T0, T0 + 1, T0).real_time_factor == pytest.approx(2.0)
+    listener.receive(audio(10, 48_000, noise(RATE, 11)), T0 + 1.0)
+    assert listener.turn(0, T0, T0 + 1, T0).real_time_factor == pytest.approx(2.0)
     # And then nothing until nearly all is heard.
-    ear.receive(audio(11, 72_000, noise(4800, 12)), T0 + 3.0)
-    turn = ear.turn(0, T0, T0 + 3, T0)
+    listener.receive(audio(11, 72_000, noise(4800, 12)), T0 + 3.0)
+    turn = listener.turn(0, T0, T0 + 3, T0)
     assert turn.real_time_factor == pytest.approx(3.2 / 3.0)
     # What came after the first chunk flowed in the time since.
     assert (turn.flowed_seconds, turn.flow_seconds) == pytest.approx((3.0, 2.9))
@@ -110,10 +110,10 @@ def test_a_stream_that_loses_ground() -> None:
     """Every chunk a little late, each by too little for an underrun: the stream's pace tells."""
     tally, late = Tally(), 0.1 / 0.92
     for stream, every in ((0, 0.1), (1, late)):
-        ear = listener(chars=100)
+        listener = make_listener(chars=100)
         for n in range(60):
-            ear.receive(audio(n, n * 2400, noise(2400, n)), T0 + every * (n + 1))
-        turn = ear.turn(stream, T0, T0 + 60 * every, T0)
+            listener.receive(audio(n, n * 2400, noise(2400, n)), T0 + every * (n + 1))
+        turn = listener.turn(stream, T0, T0 + 60 * every, T0)
         tally.add(Batch(turns=[turn]))
         assert turn.underruns == 0
     assert tally.figures().slowest_stream == pytest.approx(0.92, abs=1e-4)
@@ -121,23 +121,23 @@ def test_a_stream_that_loses_ground() -> None:
 
 def test_a_pace_takes_some_listening() -> None:
     """Of streams that were heard for a moment only there is no pace."""
-    tally, ear = Tally(), listener(chars=100)
+    tally, listener = Tally(), make_listener(chars=100)
     for n in range(5):
-        ear.receive(audio(n, n * 2400, noise(2400, n)), T0 + 0.2 * n)
-    tally.add(Batch(turns=[ear.turn(0, T0, T0 + 1, T0)]))
+        listener.receive(audio(n, n * 2400, noise(2400, n)), T0 + 0.2 * n)
+    tally.add(Batch(turns=[listener.turn(0, T0, T0 + 1, T0)]))
     assert tally.figures().slowest_stream is None
 
 
 def test_an_interrupted_turn() -> None:
     """What comes after the listener spoke is not played, but it must still be accounted for."""
-    ear = listener(chars=100)
-    ear.receive(audio(0, 0, noise(4800)), T0 + 0.1)
-    assert ear.played_ms(T0 + 0.28) == pytest.approx(100)
-    ear.interrupt(T0 + 0.28)
-    assert ear.closed
-    ear.receive(audio(1, 4800, noise(4800, 1)), T0 + 5)
-    ear.receive(m.Cancelled(context="c", sent_ms=400), T0 + 5.1)
-    turn = ear.turn(0, T0, T0 + 6, T0)
+    listener = make_listener(chars=100)
+    listener.receive(audio(0, 0, noise(4800)), T0 + 0.1)
+    assert listener.played_ms(T0 + 0.28) == pytest.approx(100)
+    listener.interrupt(T0 + 0.28)
+    assert listener.closed
+    listener.receive(audio(1, 4800, noise(4800, 1)), T0 + 5)
+    listener.receive(m.Cancelled(context="c", sent_ms=400), T0 + 5.1)
+    turn = listener.turn(0, T0, T0 + 6, T0)
     assert (turn.outcome, turn.underruns, turn.faults) == ("cancelled", 0, ())
     assert turn.cancel_ms == pytest.approx(4820)
     assert turn.heard == turn.ended
@@ -145,49 +145,49 @@ def test_an_interrupted_turn() -> None:
 
 def test_what_was_sent_before_a_cancel_must_come() -> None:
     """`cancelled` counts what was sent; less than that is a fault."""
-    ear = listener(chars=100)
-    ear.receive(audio(0, 0, noise(4800)), T0 + 0.1)
-    ear.interrupt(T0 + 0.2)
-    ear.receive(m.Cancelled(context="c", sent_ms=300), T0 + 0.3)
-    assert ear.turn(0, T0, T0 + 1, T0).faults == ("early_end",)
+    listener = make_listener(chars=100)
+    listener.receive(audio(0, 0, noise(4800)), T0 + 0.1)
+    listener.interrupt(T0 + 0.2)
+    listener.receive(m.Cancelled(context="c", sent_ms=300), T0 + 0.3)
+    assert listener.turn(0, T0, T0 + 1, T0).faults == ("early_end",)
 
 
 def test_stall() -> None:
     """Silence from the server is a stall only when nothing is left to play, for so long."""
-    ear = listener(stall_seconds=2)
-    ear.receive(audio(0, 0, noise(5 * RATE)), T0)
-    assert not ear.stalls(T0 + 5)
-    assert ear.stalls(T0 + 5.2)
-    assert not ear.stalls(T0 + 6)
-    turn = ear.turn(0, T0, T0 + 6, T0)
+    listener = make_listener(stall_seconds=2)
+    listener.receive(audio(0, 0, noise(5 * RATE)), T0)
+    assert not listener.stalls(T0 + 5)
+    assert listener.stalls(T0 + 5.2)
+    assert not listener.stalls(T0 + 6)
+    turn = listener.turn(0, T0, T0 + 6, T0)
     assert (turn.outcome, turn.failure, turn.faults) == ("failed", "stall", ("stall",))
 
 
 def test_waiting_for_a_socket_is_no_stall() -> None:
     """A turn that had to wait for a socket may be silent for as long as any other after that."""
-    ear = listener(now=T0 + 30, stall_seconds=2)
-    assert not ear.stalls(T0 + 31)
-    assert ear.stalls(T0 + 32.1)
+    listener = make_listener(now=T0 + 30, stall_seconds=2)
+    assert not listener.stalls(T0 + 31)
+    assert listener.stalls(T0 + 32.1)
 
 
 def test_a_tone_repeats_itself() -> None:
     """A simulated codec's tone is the same in every chunk, which says nothing."""
     tone = (9000 * np.sin(np.arange(2048) * 2 * np.pi * 20 / 2048)).round().astype("<i2").tobytes()
-    ear = listener(chars=1)
+    listener = make_listener(chars=1)
     for n in range(4):
-        ear.receive(audio(n, n * 2048, tone), T0)
-    ear.receive(done(4 * 2048, chars=1), T0)
-    assert ear.turn(0, T0, T0, T0).faults == ()
+        listener.receive(audio(n, n * 2048, tone), T0)
+    listener.receive(done(4 * 2048, chars=1), T0)
+    assert listener.turn(0, T0, T0, T0).faults == ()
 
 
 def test_a_text_cut_once_more() -> None:
     """Text that came late is cut once more than foreseen; no word is missing for that."""
-    ear = listener(chars=21)
+    listener = make_listener(chars=21)
     for index in range(3):
-        ear.receive(m.Segment(context="c", index=index, text="x", offset=0), T0)
-    ear.receive(audio(0, 0, noise(RATE)), T0)
-    ear.receive(done(RATE, chars=19), T0)
-    assert ear.turn(0, T0, T0, T0).faults == ()
+        listener.receive(m.Segment(context="c", index=index, text="x", offset=0), T0)
+    listener.receive(audio(0, 0, noise(RATE)), T0)
+    listener.receive(done(RATE, chars=19), T0)
+    assert listener.turn(0, T0, T0, T0).faults == ()
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orpheus_ws import messages as m
+from orpheus_ws.context import Silence
 from orpheus_ws.errors import BadMessage, EngineFailed
-from orpheus_ws.surfaces import HangUp, Silence, surfaces
+from orpheus_ws.surfaces import HangUp, surfaces
 from tests.session_driver import Driver
 from tests.surface_grammars import GRAMMARS, SECRET
 from tests.translators import translator

@@ -64,13 +64,13 @@ class _Attacker:
         self._attempts = 0
 
     def storm(self) -> Seen:
-        began = due_from = clock()
-        end = began + self._attack.seconds
+        began = due = clock()
+        end, apart = began + self._attack.seconds, 1 / self._attack.per_second
         while (now := clock()) < end:
-            due_from = max(due_from, now - CATCH_UP_SECONDS)
-            for _ in range(int((now - due_from) * self._attack.per_second)):
+            due = max(due, now - CATCH_UP_SECONDS)
+            while due <= now:
                 self._connect()
-                due_from += 1 / self._attack.per_second
+                due += apart
             self._look(BATCH_SECONDS)
         seconds = clock() - began
         # Those under way are answered, or are not.

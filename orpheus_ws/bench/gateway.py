@@ -12,11 +12,10 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import psutil
 
 from orpheus_ws.audio import Player
 from orpheus_ws.bench import listeners
-from orpheus_ws.bench.servers import Confession, Setup, run_floor, run_gateway
+from orpheus_ws.bench.servers import Confession, Setup, cpu_seconds, run_floor, run_gateway
 from orpheus_ws.errors import BenchFailed
 from orpheus_ws.hardware import usable_processors
 from orpheus_ws.processes import Child, child
@@ -109,9 +108,9 @@ def _run(
         server = stack.enter_context(child(name, body, setup))
         clients = _listen(stack, server.hear().url, setup)
         time.sleep(SETTLE_SECONDS)
-        begin, cpu = clock(), _cpu_seconds(server)
+        begin, cpu = clock(), cpu_seconds(server)
         time.sleep(seconds)
-        end, cpu = clock(), _cpu_seconds(server) - cpu
+        end, cpu = clock(), cpu_seconds(server) - cpu
         for client in clients:
             client.tell(listeners.Window(begin, end))
         heard = listeners.total([client.hear() for client in clients])
@@ -120,12 +119,6 @@ def _run(
     if heard.failures or not heard.messages:
         raise BenchFailed(f"{heard.failures} of {setup.streams} streams ended early in {name!r}")
     return _part(name, setup, heard, cpu, end - begin, floor, confession), confession
-
-
-def _cpu_seconds(server: Child) -> float:
-    """CPU time a process has used, in user and kernel mode."""
-    times = psutil.Process(server.pid).cpu_times()
-    return times.user + times.system
 
 
 def _listen(stack: contextlib.ExitStack, url: str, setup: Setup) -> list[Child]:

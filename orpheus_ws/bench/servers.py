@@ -1,4 +1,4 @@
-"""Servers of the gateway benchmark: bare sends, and the gateway itself over a simulated engine.
+"""Servers of the gateway benchmark, and what they cost: bare sends, and the gateway itself over a simulated engine.
 
 Rule: each runs in a process of its own and is told nothing while it is measured. They send the same
 frames at the same pace. The simulated engine makes each of a frame's 7 tokens in a step of its own,
@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Final, NamedTuple
 
 import numpy as np
+import psutil
 import uvloop
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -31,6 +32,7 @@ from orpheus_ws.config import CodecConfig
 from orpheus_ws.engine import EngineStatistics, Prompt
 from orpheus_ws.engine.simulated import SimulatedEngine
 from orpheus_ws.pcm import Chunk, Output, Samples
+from orpheus_ws.processes import Child
 from orpheus_ws.server import Server, running
 from orpheus_ws.server.loop_monitor import spare_collections
 from orpheus_ws.server.tcp import tune
@@ -76,6 +78,12 @@ class Confession(NamedTuple):
     latencies: list[float]
     """Seconds from the engine's step to the transport, of every chunk; empty unless timed."""
     switch_interval: float
+
+
+def cpu_seconds(server: Child) -> float:
+    """CPU time that a server's process has used, in user and kernel mode."""
+    times = psutil.Process(server.pid).cpu_times()
+    return times.user + times.system
 
 
 # The floor ----------------------------------------------------------------------------------------

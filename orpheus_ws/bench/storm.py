@@ -17,7 +17,6 @@ from multiprocessing.connection import Connection
 from typing import Final, NamedTuple, Self
 
 import msgspec
-import psutil
 import uvloop
 from websockets.asyncio.server import serve
 
@@ -25,7 +24,7 @@ from orpheus_ws import config as configuration
 from orpheus_ws.bench import attackers, listeners, servers
 from orpheus_ws.errors import BenchFailed
 from orpheus_ws.hardware import usable_processors
-from orpheus_ws.processes import Child, child
+from orpheus_ws.processes import child
 from orpheus_ws.server import running
 from orpheus_ws.server.loop_monitor import spare_collections
 from orpheus_ws.tokens import CODES_PER_FRAME, FRAME_SECONDS
@@ -150,9 +149,9 @@ def _bare(per_second: int, seconds: float) -> float:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(child("bare", run_bare))
         port = server.hear().port
-        cpu = _cpu_seconds(server)
+        cpu = servers.cpu_seconds(server)
         seen = _storm(stack, attackers.Attack(port, _upgrade(), per_second, seconds))
-        cpu = _cpu_seconds(server) - cpu
+        cpu = servers.cpu_seconds(server) - cpu
     return round(cpu / max(1, seen.answered) * 1e6, 1)
 
 
@@ -169,7 +168,7 @@ def _part(storm: Storm, speakers: int, per_second: int, seconds: float, calm: Pa
         hearing.hear(RAMP_SECONDS)
         client = None if storm.full else stack.enter_context(_ReturningClient(ports.port))
         server.tell("look")
-        began, cpu = clock(), _cpu_seconds(server)
+        began, cpu = clock(), servers.cpu_seconds(server)
         seen = attackers.Seen(0, 0.0, {})
         if per_second:
             port: int = getattr(ports, storm.port)
@@ -177,7 +176,7 @@ def _part(storm: Storm, speakers: int, per_second: int, seconds: float, calm: Pa
             seen = _storm(stack, attack)
         else:
             time.sleep(seconds)
-        ended, cpu = clock(), _cpu_seconds(server) - cpu
+        ended, cpu = clock(), servers.cpu_seconds(server) - cpu
         server.tell("enough")
         turns: list[float] = server.hear()
         visits = [] if client is None else client.stop()
@@ -230,11 +229,6 @@ def _storm(stack: contextlib.ExitStack, attack: attackers.Attack) -> attackers.S
     attacker.tell("begin")
     seen: attackers.Seen = attacker.hear(attack.seconds)
     return seen
-
-
-def _cpu_seconds(server: Child) -> float:
-    times = psutil.Process(server.pid).cpu_times()
-    return times.user + times.system
 
 
 class _ReturningClient:

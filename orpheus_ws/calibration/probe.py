@@ -16,9 +16,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from orpheus_ws.loadtest import Figures, Harness, Plan, Progress, Result
+from orpheus_ws.loadtest import Figures, Plan, Progress, Result
 from orpheus_ws.loadtest.pool import NO_AUDIO, verdict
-from orpheus_ws.loadtest.report import SLOW_CPU, SLOW_LAG_MS
 
 Traffic = Literal["steady", "variable"]
 Purpose = Literal["search", "confirm"]
@@ -131,7 +130,7 @@ def broken_bounds(result: Result) -> tuple[str, ...]:
     # It ended on what was certain while turns were under way, which the figures may not show.
     if result.stopped is not None and not result.interrupted and not lines:
         lines.append(result.stopped)
-    if lines and _clients_were_late(result.harness):
+    if lines and result.harness.late:
         lines.append(
             f"the clients themselves were late (p99 {result.harness.lag_ms_p99:g} ms, "
             f"{result.harness.cpu_share:.0%} of a core), so this machine may be what is measured"
@@ -160,7 +159,3 @@ def attempt(result: Result, purpose: Purpose, traffic: Traffic, batch: int) -> A
         clients_cpu_share=result.harness.cpu_share,
         clients_lag_ms_p99=result.harness.lag_ms_p99,
     )
-
-
-def _clients_were_late(harness: Harness) -> bool:
-    return harness.lag_ms_p99 > SLOW_LAG_MS or harness.cpu_share > SLOW_CPU

@@ -14,6 +14,7 @@ import msgspec
 
 from orpheus_ws import config as configuration
 from orpheus_ws.cli.exits import Exit
+from orpheus_ws.cli.files import expect_writable, write
 from orpheus_ws.cli.options import configured, examples, flags
 from orpheus_ws.errors import BenchFailed, OrpheusError
 from orpheus_ws.keys import new_key
@@ -91,6 +92,8 @@ def calibrate(
     # Imported here, so that the client's commands need nothing that only a server needs.
     from orpheus_ws.calibration.run import Calibration
 
+    if out is not None:
+        expect_writable(out)
     given = flags(settings, {"engine": engine, "model": model})
     config = configuration.load(file=file, environment=os.environ, flags=given)
     asked = _settings(config, _arguments(file, given), **options)
@@ -233,9 +236,10 @@ def _tell(report: "Report", out: Path | None, *, as_json: bool) -> None:
     content = msgspec.json.encode(report)
     if out is not None:
         try:
-            out.write_bytes(content + b"\n")
-        except OSError as error:
-            click.echo(f"orpheus-ws: cannot write {str(out)!r} ({type(error).__name__})", err=True)
+            write(out, content + b"\n")
+        except BenchFailed as error:
+            # It is printed all the same, and what was confirmed is in the manifest.
+            click.echo(f"orpheus-ws: {error}", err=True)
     click.echo(content.decode() if as_json else _summary(report))
 
 

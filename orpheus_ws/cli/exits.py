@@ -17,7 +17,7 @@ from typing import Final, NoReturn, TextIO
 
 import click
 
-from orpheus_ws import logs
+from orpheus_ws import interrupts, logs
 from orpheus_ws.errors import OrpheusError, StartupError
 
 PROGRAM: Final = "orpheus-ws"
@@ -39,7 +39,7 @@ class Exit(IntEnum):
     """`serve`: the drain's time was over and open contexts were cut off."""
     STOPPED = 5
     """`serve`: a second signal ended the drain."""
-    INTERRUPTED = 6
+    INTERRUPTED = interrupts.INTERRUPTED
     """Ctrl-C ended it; `calibrate` wrote nothing to a manifest."""
 
 

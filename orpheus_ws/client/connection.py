@@ -21,10 +21,12 @@ from websockets.exceptions import (
     ConnectionClosed,
     InvalidMessage,
     InvalidStatus,
+    InvalidURI,
     WebSocketException,
 )
 from websockets.protocol import State
 from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
 
 from orpheus_ws import messages as m
 from orpheus_ws.errors import (
@@ -57,9 +59,9 @@ _FRAMES_LOG.setLevel(logging.CRITICAL)
 def check_url(url: str) -> None:
     """Raise `ClientError` if no server can be at this address."""
     try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("ws", "wss") and parts.hostname and parts.port != 0
-    except ValueError:
+        parse_uri(url).host.encode("idna")  # as the resolver gets it
+        fits = urlsplit(url).port != 0  # which the library takes for none
+    except (InvalidURI, ValueError):
         fits = False
     if not fits:
         raise ClientError("the URL must be like ws://host:port/v1/tts")

@@ -19,7 +19,7 @@ from orpheus_ws.client.backoff import PATIENCE_SECONDS, Backoff
 from orpheus_ws.client.connection import CLOSED, Connection, open_connection
 from orpheus_ws.client.text import SpokenText, check_text
 from orpheus_ws.client.utterance import Utterance
-from orpheus_ws.errors import Disconnected
+from orpheus_ws.errors import ClientError, Disconnected
 
 OPEN_SECONDS: Final = 10.0
 """How long one attempt to open a socket may take."""
@@ -111,8 +111,12 @@ class Client:
 
     @property
     def ready(self) -> m.Ready:
-        """What the server offered last: voices, encodings, limits."""
-        assert self._connection is not None
+        """What the server offered last: voices, encodings, limits.
+
+        Raises `ClientError` before the first socket: `connect` has opened one, `make_client` has not.
+        """
+        if self._connection is None:
+            raise ClientError("no server was asked yet; await `connection()` first")
         return self._connection.ready
 
     @property

@@ -32,8 +32,8 @@ class Work(msgspec.Struct, frozen=True):
 class Decoder(Protocol):
     """A blocking decoder of many streams.
 
-    `slots` and `first_frames` never change and may be asked on any thread; only the thread that
-    opened it may call the rest.
+    `slots`, `max_frames` and `first_frames` never change and may be asked on any thread; only the
+    thread that opened it may call the rest.
     """
 
     @property

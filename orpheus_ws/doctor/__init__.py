@@ -64,7 +64,7 @@ def _configured(config: Config, environment: Mapping[str, str]) -> list[Check]:
         Check("configuration", Status.OK, "can be read"),
         engine.check,
         codec.check,
-        machine.open_files(sockets),
+        machine.open_files(sockets, tls=bool(config.server.tls_certificate)),
         network.access(config),
         network.certificate(config.server),
         *network.ports(config.server),

@@ -8,11 +8,13 @@ from typing import Final
 
 from orpheus_ws.doctor.check import Check, Status
 from orpheus_ws.hardware import usable_processors
-from orpheus_ws.server.handshake_queue import MAX_SILENT, MAX_WAITING
+from orpheus_ws.server import handshake_queue, tls_queue
 
-FILES_BESIDE_SOCKETS: Final = 64 + MAX_SILENT + 2 * MAX_WAITING
+FILES_BESIDE_SOCKETS: Final = 64 + handshake_queue.MAX_SILENT + 2 * handshake_queue.MAX_WAITING
 """An idle server holds 17 to 20 open files; the others are for loading and probes, and for
 connections that wait for their turn in a storm."""
+FILES_BEFORE_TLS: Final = tls_queue.MAX_SILENT + tls_queue.MAX_WAITING + tls_queue.MAX_HANDSHAKES
+"""And for those that wait for TLS, where there is TLS."""
 
 
 def python() -> Check:
@@ -45,14 +47,14 @@ def event_loop() -> Check:
     return Check("event_loop", Status.OK, f"{uvloop.__name__} {metadata.version('uvloop')}")
 
 
-def open_files(sockets: int | None) -> Check:
-    """Whether the limit on open files leaves room for all sockets that are admitted."""
+def open_files(sockets: int | None, *, tls: bool) -> Check:
+    """Whether the limit on open files leaves room for all sockets that are admitted, in a storm as well."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
     if sockets is None:
         return Check("open_files", Status.OK, f"at most {shown}; the engine's capacity is unknown")
     found = f"at most {shown}, for {sockets} sockets"
-    needed = sockets + FILES_BESIDE_SOCKETS
+    needed = sockets + FILES_BESIDE_SOCKETS + (FILES_BEFORE_TLS if tls else 0)
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return Check("open_files", Status.OK, found)
     return Check(

@@ -106,14 +106,9 @@ Opener = Callable[[EngineConfig], Awaitable[Engine]]
 
 
 def find_engine(config: EngineConfig) -> Opener:
-    """Import the engine that `config.name` names, without opening it.
+    """Import the engine that `config.name` names, and return what opens it.
 
-    Raises `StartupError` with what to do, before anything slow has begun.
+    Raises `StartupError` with what to do, before anything slow has begun, and so does what it returns.
     """
     opener: Opener = load_part("orpheus_ws.engine", config.name, "open_engine", extra=config.name)
     return opener
-
-
-async def open_engine(config: EngineConfig) -> Engine:
-    """Open the engine that `config.name` names. Raises `StartupError` with what to do."""
-    return await find_engine(config)(config)

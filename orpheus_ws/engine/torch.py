@@ -26,7 +26,8 @@ from orpheus_ws.engine import EngineStatistics, Prompt
 from orpheus_ws.engine.checkpoint import Checkpoint, open_checkpoint
 from orpheus_ws.engine.checkpoint_limits import check_capacity, choose, choose_voices
 from orpheus_ws.engine.torch_batch import Batch, Group
-from orpheus_ws.engine.torch_model import ATTENTION, SlotModel, check_device, load_model
+from orpheus_ws.engine.torch_device import check_device
+from orpheus_ws.engine.torch_model import ATTENTION, SlotModel, load_model
 from orpheus_ws.engine.torch_sampling import LEGAL_COLUMNS, Sampler
 from orpheus_ws.errors import EngineFailed, StartupError
 from orpheus_ws.settings import read_options

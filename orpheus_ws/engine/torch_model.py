@@ -27,18 +27,6 @@ BLOCK: Final = 512
 """Positions; torch's attention on CPUs takes as many at a time."""
 
 
-def check_device(device: str, option: str) -> None:
-    """Raise `StartupError` unless torch can use the device, which `option` names."""
-    try:
-        torch.empty(0, device=device)
-    except Exception as error:
-        # torch raises an AssertionError, among others.
-        raise StartupError(
-            f"torch cannot use the device {device!r} ({type(error).__name__}): set "
-            f"{option} to one that it sees, such as 'cpu' or 'cuda'"
-        ) from error
-
-
 def load_model(folder: str, *, device: str, dtype: str, attention: str) -> LlamaForCausalLM:
     """The model on its device, frozen. `attention` is a name known to transformers.
 

@@ -1,4 +1,4 @@
-"""The ear of one turn: plays what comes, and notices what is wrong with it.
+"""The listener of one turn: plays what comes, and notices what is wrong with it.
 
 Rule: no socket and no event loop; messages go in with the moment they came, and a `Turn` comes out.
 Nothing is kept of a chunk but the chunk itself until the next one. The names of faults:

@@ -298,9 +298,9 @@ def _empty(why: str) -> str:
     return _svg([_text(WIDTH / 2, HEIGHT / 2, why, "mid")], why)
 
 
-def _svg(parts: Iterable[str], title: str, width: int = WIDTH, height: float = HEIGHT) -> str:
+def _svg(parts: Iterable[str], title: str) -> str:
     return (
-        f'<svg viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(title)}">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
         + "".join(parts)
         + "</svg>"
     )

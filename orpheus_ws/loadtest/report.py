@@ -19,10 +19,6 @@ from orpheus_ws.loadtest import plots
 from orpheus_ws.loadtest.pool import Result
 from orpheus_ws.loadtest.turn import FEWEST, Figures, Naive, Percentiles
 
-SLOW_LAG_MS: Final = 20.0
-SLOW_CPU: Final = 0.85
-"""Above either of these the clients are part of what was measured."""
-
 
 class Table(NamedTuple):
     """Rows of cells under a heading; the first cell of a row is its name."""
@@ -76,13 +72,12 @@ def _header(result: Result) -> str:
 def _verdict(result: Result) -> str:
     lines = list(result.broken)
     harness = result.harness
-    slow = harness.lag_ms_p99 > SLOW_LAG_MS or harness.cpu_share > SLOW_CPU
     notes = []
     if result.stopped is not None:
         notes.append(f"Ended before its time: {result.stopped}.")
     if not result.figures.full_load:
         notes.append("No turn began at full load: latencies are of the ramp.")
-    if slow:
+    if harness.late:
         notes.append(
             f"The clients themselves were late (p99 {harness.lag_ms_p99:g} ms, "
             f"{harness.cpu_share:.0%} of a core): use more processes or another machine."

@@ -17,6 +17,11 @@ FEWEST: Final = {90: 10, 99: 100}
 highest does."""
 
 
+SLOW_LAG_MS: Final = 20.0
+SLOW_CPU: Final = 0.85
+"""Above either of these clients did not keep up."""
+
+
 class Turn(msgspec.Struct, kw_only=True):
     """What was heard of one turn.
 
@@ -164,6 +169,11 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
     lag_ms_p99: float
     """How late its event loops woke up."""
     lag_ms_highest: float
+
+    @property
+    def late(self) -> bool:
+        """Whether the clients are part of what was measured."""
+        return self.lag_ms_p99 > SLOW_LAG_MS or self.cpu_share > SLOW_CPU
 
 
 class Gaps(msgspec.Struct, frozen=True, kw_only=True):

@@ -216,9 +216,11 @@ class Worker:
         script = choice.script
         took = (clock() - asked) * 1000
         over = asyncio.Event()
-        ear = self._listener(script, begun, over)
-        speaking = _Speaking(ear, connection, f"t{next(self._contexts)}", choice.barge_in_after)
-        session.enter(speaking.context, ear)
+        listener = self._listener(script, begun, over)
+        speaking = _Speaking(
+            listener, connection, f"t{next(self._contexts)}", choice.barge_in_after
+        )
+        session.enter(speaking.context, listener)
         self._speaking[speaking] = None
         try:
             # What went wrong with the socket is told to the listener as well.
@@ -227,13 +229,13 @@ class Worker:
             await over.wait()
         finally:
             del self._speaking[speaking]
-            turn = ear.turn(session.stream, begun, clock(), self._epoch)
+            turn = listener.turn(session.stream, begun, clock(), self._epoch)
             turn.full_load = begun >= self._full_load
             turn.connect_ms, turn.reuse_ms = (took, None) if fresh else (None, took)
             self._notes.turns.append(turn)
         if not self._plan.reuse:
             await session.close()
-        return ear.heard_at(ear.ended or clock())
+        return listener.heard_at(listener.ended or clock())
 
     def _listener(self, script: Script, begun: float, over: asyncio.Event) -> Listener:
         speed = self._plan.words_per_second
@@ -290,11 +292,11 @@ class Worker:
             if now >= self._deadline and not self._anybody_waits():
                 self.stop()
             for speaking in tuple(self._speaking):
-                ear, after = speaking.listener, speaking.barge_in_after
-                if ear.stalls(now):
+                listener, after = speaking.listener, speaking.barge_in_after
+                if listener.stalls(now):
                     await self._cancel(speaking, None)
-                elif after is not None and ear.sounding_for(now) >= after:
-                    await self._cancel(speaking, ear.played_ms(now))
+                elif after is not None and listener.sounding_for(now) >= after:
+                    await self._cancel(speaking, listener.played_ms(now))
 
     def _anybody_waits(self) -> bool:
         """Whether a turn has not been heard of yet.

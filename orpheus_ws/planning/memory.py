@@ -17,7 +17,6 @@ from orpheus_ws.planning.profiles import (
     CODEC_WIDEST,
     ORPHEUS,
     Gpu,
-    Model,
     Precision,
 )
 
@@ -86,26 +85,26 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.kv <= KV_FRACTION * free and self.headroom >= HEADROOM_BYTES
 
 
-def memory_plan(gpu: Gpu, streams: int, request: Request, model: Model = ORPHEUS) -> MemoryPlan:
+def memory_plan(gpu: Gpu, streams: int, request: Request) -> MemoryPlan:
     """Count what `streams` streams take on `gpu`, whether they fit or not."""
-    kv_per_token = model.kv_bytes(request.kv)
+    kv_per_token = ORPHEUS.kv_bytes(request.kv)
     stream = stream_tokens(request.prompt_tokens, request.max_tokens)
     return MemoryPlan(
         streams=streams,
         gpu=gpu.memory_bytes,
-        weights=model.weight_bytes(request.weights),
+        weights=ORPHEUS.weight_bytes(request.weights),
         kv_per_token=kv_per_token,
         kv_per_stream=stream * kv_per_token,
         kv=pool_tokens(streams, stream) * kv_per_token,
         codec=_codec_bytes(streams),
         graphs=len(graph_sizes(streams)) * GRAPH_BYTES,
-        runtime=_runtime_bytes(streams, model),
+        runtime=_runtime_bytes(streams),
     )
 
 
-def largest_batch_in_memory(gpu: Gpu, request: Request, model: Model = ORPHEUS) -> int:
+def largest_batch_in_memory(gpu: Gpu, request: Request) -> int:
     """The most streams that fit; 0 if not even one does."""
-    return largest(lambda streams: memory_plan(gpu, streams, request, model).fits)
+    return largest(lambda streams: memory_plan(gpu, streams, request).fits)
 
 
 def stream_tokens(prompt_tokens: int, max_tokens: int) -> int:
@@ -151,7 +150,7 @@ def _codec_bytes(streams: int) -> int:
     return numbers * _FLOAT32
 
 
-def _runtime_bytes(streams: int, model: Model) -> int:
-    activations = STEP_TOKENS * (3 * model.intermediate + 4 * model.hidden) * 2
-    sampler = streams * model.vocabulary * _FLOAT32 * SAMPLER_COPIES
+def _runtime_bytes(streams: int) -> int:
+    activations = STEP_TOKENS * (3 * ORPHEUS.intermediate + 4 * ORPHEUS.hidden) * 2
+    sampler = streams * ORPHEUS.vocabulary * _FLOAT32 * SAMPLER_COPIES
     return 2 * CONTEXT_BYTES + activations + sampler

@@ -17,7 +17,7 @@ import msgspec
 
 from orpheus_ws.audio import LEAD_IN, LONGEST_SILENCE, SHORTEST_PAUSE, Player
 from orpheus_ws.planning.memory import largest
-from orpheus_ws.planning.profiles import BYTES, CODEC_FLOPS, ORPHEUS, Gpu, Model, Precision
+from orpheus_ws.planning.profiles import BYTES, CODEC_FLOPS, ORPHEUS, Gpu, Precision
 from orpheus_ws.tokens import CODES_PER_FRAME, FRAME_SECONDS, SAMPLE_RATE
 
 Variant = Literal["floor", "tuned", "stock"]
@@ -181,13 +181,13 @@ def largest_responsive_batch(times: StepTimes, traffic: Traffic, seconds: float)
     return largest(lambda streams: first_byte_seconds(times, streams, traffic) <= seconds)
 
 
-def stream_parts(gpu: Gpu, weights: Precision, model: Model = ORPHEUS) -> dict[str, float]:
+def stream_parts(gpu: Gpu, weights: Precision) -> dict[str, float]:
     """Seconds that each part of a stream's work in a step takes on the GPU, at full speed."""
     # The head stays in BF16, which runs at half the speed of FP8.
-    products = 2 * (model.linear_parameters * BYTES[weights] + model.head_parameters * 2)
+    products = 2 * (ORPHEUS.linear_parameters * BYTES[weights] + ORPHEUS.head_parameters * 2)
     return {
         "products": products / gpu.fp8_flops,
-        "sampling": SAMPLING_PASSES * 4 * model.vocabulary / gpu.usable_bandwidth,
+        "sampling": SAMPLING_PASSES * 4 * ORPHEUS.vocabulary / gpu.usable_bandwidth,
         "codec": CODEC_FLOPS * FRAME_SECONDS / CODES_PER_FRAME / gpu.fp32_flops,
     }
 
@@ -197,34 +197,30 @@ def floor_times(
     *,
     weights: Precision = "fp8",
     kv: Precision = "fp8",
-    prompt_tokens: float = PROMPT_TOKENS,
-    model: Model = ORPHEUS,
 ) -> StepTimes:
     """What the GPU cannot do without: each byte once, each product once, one after the other.
 
     Bytes come at the bandwidth that can be reached, products at the data sheet's peak. A real step
     does some of it at once and none of it at the peak.
     """
-    prompt = 2 * model.linear_parameters * BYTES[weights] / gpu.fp8_flops
+    prompt = 2 * ORPHEUS.linear_parameters * BYTES[weights] / gpu.fp8_flops
     return StepTimes(
-        fixed=model.weight_bytes(weights) / gpu.usable_bandwidth,
-        stream=sum(stream_parts(gpu, weights, model).values()),
-        kv_token=model.kv_bytes(kv) / gpu.usable_bandwidth,
-        prefill=prompt_tokens * prompt,
+        fixed=ORPHEUS.weight_bytes(weights) / gpu.usable_bandwidth,
+        stream=sum(stream_parts(gpu, weights).values()),
+        kv_token=ORPHEUS.kv_bytes(kv) / gpu.usable_bandwidth,
+        prefill=PROMPT_TOKENS * prompt,
     )
 
 
 def step_times(
     gpu: Gpu,
     *,
-    variant: Variant = "floor",
+    variant: Variant,
     weights: Precision = "fp8",
     kv: Precision = "fp8",
-    prompt_tokens: float = PROMPT_TOKENS,
-    model: Model = ORPHEUS,
 ) -> StepTimes:
     """What the GPU cannot do without, and what the host of `variant` adds to it."""
-    floor = floor_times(gpu, weights=weights, kv=kv, prompt_tokens=prompt_tokens, model=model)
+    floor = floor_times(gpu, weights=weights, kv=kv)
     host = HOST[variant]
     return msgspec.structs.replace(
         floor, fixed=floor.fixed + host.fixed, stream=floor.stream + host.stream

@@ -20,6 +20,7 @@ from websockets.asyncio.server import serve
 
 from orpheus_ws.codec import weights_advice
 from orpheus_ws.config import Config
+from orpheus_ws.context import Silence
 from orpheus_ws.errors import StartupError
 from orpheus_ws.keys import read_keys
 from orpheus_ws.metrics import Metrics
@@ -147,7 +148,9 @@ async def _listen_http(server: Server, stack: contextlib.AsyncExitStack) -> int 
         server.access_control,
         server.handshake_queue,
         server.engine.voices,
-        lambda peer, key, traceparent: server.serve(server.converse(peer, key, traceparent)),
+        lambda peer, key, traceparent: server.serve(
+            server.converse(peer, key, traceparent, silence=Silence.ALWAYS)
+        ),
         server.tls_queue,
     )
     stack.push_async_callback(front.close)

@@ -5,7 +5,6 @@ promised. Whoever is admitted holds a slot, and has to give it back.
 """
 
 import logging
-import re
 import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -30,10 +29,8 @@ CAPACITY_PATH: Final = "/capacity"
 """What anybody may ask. Beside the names that Kubernetes' users know, those of NVIDIA's NIM and of
 other speech servers."""
 
-_ALIVE: Final = response("200 OK", b'{"alive":true}\n')
+ALIVE: Final = response("200 OK", b'{"alive":true}\n')
 _READY: Final = response("200 OK", b'{"ready":true}\n')
-_CREDENTIALS: Final = re.compile(rb"(?i)\n(authorization|x-api-key|xi-api-key):|[?&]token=")
-"""What `auth.identify` would look for; most of a storm has none of it."""
 
 _ANY_KEY: Final = (
     "no key was sent: send one as 'Authorization: Bearer KEY', or a token in the address as ?token="
@@ -44,6 +41,11 @@ _OTHER_KEY: Final = (
 """Nothing tells which of them, or how near it was."""
 
 _log = logging.getLogger("orpheus_ws.server")
+
+
+def target(head: bytes) -> str:
+    """What a request asks for: its path with the query."""
+    return head.partition(b" ")[2].partition(b" ")[0].decode("latin-1")
 
 
 def traceparent(headers: Headers) -> str | None:
@@ -102,20 +104,19 @@ class AccessControl:
 
     def immediate_response(self, head: bytes) -> bytes | None:
         """See `Screening`. Whether the process is alive, and whether it is ready if that is known."""
-        path = head.partition(b" ")[2].partition(b" ")[0].decode("latin-1")
+        path = target(head)
         if path in ALIVE_PATHS:
-            return _ALIVE
+            return ALIVE
         return _READY if path in READY_PATHS and self._health.fresh else None
 
     def has_valid_key(self, head: bytes) -> bool:
         """See `Screening`. Where there are no keys, nobody has one."""
-        if not self.keys.required or _CREDENTIALS.search(head) is None:
+        if not self.keys.required or not auth.may_show_any(head):
             return False
-        request, *lines = head.decode("latin-1").splitlines()
+        _, *lines = head.decode("latin-1").splitlines()
         pairs = [line.partition(":") for line in lines]
         headers = Headers([(name, value.strip()) for name, _, value in pairs])
-        target = request.partition(" ")[2].partition(" ")[0]
-        return not isinstance(self.identify(headers, target), Refusal)
+        return not isinstance(self.identify(headers, target(head)), Refusal)
 
     def count_busy(self) -> None:
         """See `Screening`. In a storm refusals are not logged one by one."""

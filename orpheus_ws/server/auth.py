@@ -4,6 +4,7 @@ Rule: what may be logged of somebody is the name of the tenant whose key it is; 
 leaves this module.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 from itertools import islice
@@ -19,6 +20,7 @@ from orpheus_ws.keys import ANONYMOUS, Key, KeyRing
 _SCHEMES = ("bearer", "api-key", "token")
 _HEADERS = ("X-API-Key", "xi-api-key")
 _TOKEN = "token"
+_SHOWN = re.compile(rf"(?i)\n({'|'.join(('authorization', *_HEADERS))}):|[?&]{_TOKEN}=".encode())
 _SECRETS = frozenset(("authorization", "cookie", _TOKEN, *(name.lower() for name in _HEADERS)))
 MOST_PRESENTED: Final = 4
 """Keys, and tokens, that are looked at in one request. A client shows one, perhaps in each header that it
@@ -60,6 +62,11 @@ def identify(keys: KeyRing, headers: Headers, path: str, now: float) -> Key | No
 def shows_any(headers: Headers, path: str) -> bool:
     """Whether a request carries a key or a token at all, valid or not."""
     return any(_presented(headers)) or any(_tokens(path.partition("?")[2]))
+
+
+def may_show_any(head: bytes) -> bool:
+    """The same, at a glance, of a head that was not parsed: most of a storm has none of it."""
+    return _SHOWN.search(head) is not None
 
 
 def without_secrets(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:

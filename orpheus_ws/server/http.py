@@ -127,7 +127,7 @@ class HttpFront:
         await asyncio.gather(*self._state.tasks)
 
     @property
-    def _protocols(self) -> list["Protocol"]:
+    def _protocols(self) -> list[Protocol]:
         return [each for each in self._state.connections if isinstance(each, Protocol)]
 
     # Pages ---------------------------------------------------------------------------------------
@@ -158,8 +158,7 @@ class HttpFront:
             advice = "send headers without control characters"
             refusal = Refusal(400, "request", advice, {"Connection": "close"})
             self._access_control.count(refusal, None)
-            body = our_refusal(refusal.status, refusal.reason, refusal.advice)
-            await _json(refusal.status, body, refusal.headers)(scope, receive, send)
+            await _refused(refusal)(scope, receive, send)
 
         return readable
 
@@ -174,7 +173,7 @@ class HttpFront:
             key = self._access_control.identify(_headers(request), _target(request))
             if isinstance(key, Refusal):
                 self._access_control.count(key, None)
-                return _refused(surface, key)
+                return _refused(key, surface.refusal)
             return _json(200, surface.pages[path](self._voices))
 
         return page
@@ -184,8 +183,7 @@ class HttpFront:
         paths = " ".join(path for surface in self._surfaces for path in surface.paths)
         refusal = Refusal(error.status_code, "path", f"POST to one of {paths}", error.headers or {})
         self._access_control.count(refusal, None)
-        body = our_refusal(refusal.status, refusal.reason, refusal.advice)
-        return _json(refusal.status, body, refusal.headers)
+        return _refused(refusal)
 
 
 class _Speech:
@@ -212,7 +210,7 @@ class _Speech:
 
         async def refuse(refusal: Refusal, key: Key | None = None) -> None:
             self._access_control.count(refusal, None if key is None else key.tenant)
-            await _refused(self._surface, refusal)(scope, receive, send)
+            await _refused(refusal, self._surface.refusal)(scope, receive, send)
 
         try:
             body = await self._body(request)
@@ -295,10 +293,10 @@ def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None) ->
     return Response(body, status, headers, JSON_TYPE)
 
 
-def _refused(surface: HttpSurface, refusal: Refusal) -> Response:
-    told = refusal.code or refusal.reason
-    body = surface.refusal(refusal.status, told, refusal.advice)
-    return _json(refusal.status, body, refusal.headers)
+def _refused(refusal: Refusal, body: Callable[[int, str, str], bytes] = our_refusal) -> Response:
+    """A refusal as a surface has it, or as we have it where no surface was asked for."""
+    told = body(refusal.status, refusal.code or refusal.reason, refusal.advice)
+    return _json(refusal.status, told, refusal.headers)
 
 
 def _cross_origin(access: AuthConfig) -> list[Middleware]:

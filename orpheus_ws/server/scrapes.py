@@ -3,7 +3,7 @@ does not.
 
 Rule: a scrape is one response to one request. It waits in a queue like that of the other ports, at a rate
 that no Prometheus comes near, because what it costs is taken from the interpreter that speaks. Whether the
-server's event loop turns is told here as well, without TLS and whatever crowd there is at the other ports.
+server's event loop turns is told here as well, without TLS and however many wait at the other ports.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from orpheus_ws.server.access_control import ALIVE_PATHS
+from orpheus_ws.server.access_control import ALIVE, ALIVE_PATHS, target
 from orpheus_ws.server.handshake_queue import BACKLOG, HandshakeQueue, PendingConnection, response
 
 SCRAPES_PER_SECOND: Final = 10
@@ -26,7 +26,6 @@ SCRAPE_SECONDS: Final = 10.0
 STOPPED_SECONDS: Final = 4.0
 """An event loop that has stood still for so long answers nobody: a probe there would have given up at 5 s."""
 
-_ALIVE: Final = response("200 OK", b'{"alive":true}\n')
 _STOPPED: Final = response("503 Service Unavailable", b'{"alive":false}\n')
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -125,17 +124,16 @@ class _Scrape(asyncio.Protocol):
 
 def _health(sent: bytes, late: Callable[[], float]) -> bytes | None:
     """The answer to a question for the server's health; None: this is none."""
-    path = sent.partition(b" ")[2].partition(b" ")[0].decode("latin-1")
-    if path not in ALIVE_PATHS:
+    if target(sent) not in ALIVE_PATHS:
         return None
-    return _ALIVE if late() < STOPPED_SECONDS else _STOPPED
+    return ALIVE if late() < STOPPED_SECONDS else _STOPPED
 
 
 def _respond(page: WsgiApp, sent: bytes) -> bytes:
     """The response to a request by a WSGI application that needs little of it."""
     request, *lines = sent.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
-    method, _, target = request.partition(" ")
-    path, _, query = target.partition(" ")[0].partition("?")
+    method = request.partition(" ")[0]
+    path, _, query = target(sent).partition("?")
     environ: dict[str, Any] = {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query}
     for line in lines:
         name, _, value = line.partition(":")

@@ -17,7 +17,7 @@ from orpheus_ws import logs, pcm
 from orpheus_ws import messages as m
 from orpheus_ws.capacity import Capacity
 from orpheus_ws.config import Config
-from orpheus_ws.context import Moved
+from orpheus_ws.context import Moved, Silence
 from orpheus_ws.errors import EngineFailed, Internal, OrpheusError
 from orpheus_ws.keys import Key, KeyRing
 from orpheus_ws.metrics import Metrics
@@ -39,7 +39,7 @@ from orpheus_ws.server.tls_queue import TlsQueue
 from orpheus_ws.server.turns import Turns
 from orpheus_ws.server.websocket import WebSocketPeer, close_code
 from orpheus_ws.session import Allowance, Session
-from orpheus_ws.surfaces import Routes, Silence
+from orpheus_ws.surfaces import Routes
 from orpheus_ws.synthesis import Synthesis
 from orpheus_ws.trace import clock
 from orpheus_ws.tracing import Tracer
@@ -84,7 +84,8 @@ class Server:
         self.handshake_queue = self._handshake_queue()
         self.tls_queue = None if certificate is None else self._tls_queue(certificate)
         """Of the ports of sockets and of HTTP, where they speak TLS."""
-        self.address = Address(config.server.host, config.server.port, config.server.metrics_port)
+        self.address: Address
+        """There once the ports are open."""
         self.quotas = self._quotas(keys)
         self.reloading = Reloading(
             sources(config, self.rekey, certificate and self.certify), metrics
@@ -181,9 +182,9 @@ class Server:
         self,
         peer: Peer,
         key: Key,
-        traceparent: str | None = None,
+        traceparent: str | None,
         *,
-        silence: Silence = Silence.ALWAYS,
+        silence: Silence,
     ) -> Connection:
         """A conversation with somebody who has a slot and this key.
 

@@ -50,17 +50,12 @@ class _Pending:
 
     __slots__ = ("accepted", "deadline", "socket", "timer")
 
-    def __init__(
-        self,
-        accepted: Accepted,
-        connected: socket.socket,
-        deadline: float,
-        timer: asyncio.TimerHandle | None = None,
-    ) -> None:
+    timer: asyncio.TimerHandle
+
+    def __init__(self, accepted: Accepted, connected: socket.socket, deadline: float) -> None:
         self.accepted = accepted
         self.socket = connected
         self.deadline = deadline
-        self.timer = timer
 
 
 class TlsQueue:
@@ -152,8 +147,7 @@ class TlsQueue:
         pending.accepted.connection_lost(None)
 
     def _remove(self, pending: _Pending) -> None:
-        if pending.timer is not None:
-            pending.timer.cancel()
+        pending.timer.cancel()
         if pending in self._silent:
             self._loop.remove_reader(pending.socket)
             del self._silent[pending]

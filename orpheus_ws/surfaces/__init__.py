@@ -16,31 +16,17 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum, auto
 from types import ModuleType
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
+from orpheus_ws.context import Silence
 from orpheus_ws.messages import ClientMessage, ServerMessage
 
 PCM_TYPE: Final = "audio/pcm"
 HTTP_LEAD_MS: Final = 10_000
 """How far a response runs ahead of its listener: the most that the native protocol has. A sentence comes
 as fast as it is spoken; of a book that is left, little was for nobody."""
-
-
-class Silence(Enum):
-    """What a turn is answered with in which nothing can be heard.
-
-    Clients of others take a turn without audio for a failure, and repeat it.
-    """
-
-    NEVER = auto()
-    """Nothing: it is `done`."""
-    OF_TEXT = auto()
-    """A moment of silence, if there was text. White space alone is none: it is how clients end a turn."""
-    ALWAYS = auto()
-    """A moment of silence."""
 
 
 class HangUp(NamedTuple):
@@ -133,7 +119,7 @@ class Reply(Protocol):
 class HttpSurface(NamedTuple):
     """A protocol in which a POST is answered with speech, and where that is.
 
-    A request is always a turn, so `Silence` is always the answer where nothing can be heard.
+    A request is always a turn, so where nothing can be heard the answer is `Silence.ALWAYS`.
     """
 
     name: str

@@ -5,8 +5,9 @@ Rule: its messages are ours, so a translator only knows which wire is spoken.
 
 from typing import Final
 
+from orpheus_ws.context import Silence
 from orpheus_ws.messages import ClientMessage, ServerMessage
-from orpheus_ws.surfaces import Opening, Silence, Surface
+from orpheus_ws.surfaces import Opening, Surface
 from orpheus_ws.wire import Wire, wires
 
 PATH: Final = "/v1/tts"

@@ -17,7 +17,7 @@ import pytest
 
 import orpheus_ws.engine
 from orpheus_ws.config import EngineConfig
-from orpheus_ws.engine import Engine, EngineStatistics, Prompt, open_engine
+from orpheus_ws.engine import Engine, EngineStatistics, Prompt, find_engine
 from orpheus_ws.errors import EngineFailed
 from orpheus_ws.tokens import AUDIO_BASE, AUDIO_END, END_OF_SPEECH, Frame, FrameAssembler
 from tests.conformance.conftest import Prepared
@@ -73,7 +73,8 @@ FOUND, MISSING = _find_engines()
 async def engine(request: pytest.FixtureRequest, prepared: Prepared) -> AsyncIterator[Engine]:
     """A small engine, closed afterwards."""
     options = prepared(request.param)
-    opened = await open_engine(EngineConfig(name=request.param, capacity=3, options=options))
+    config = EngineConfig(name=request.param, capacity=3, options=options)
+    opened = await find_engine(config)(config)
     yield opened
     await opened.close()
 

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orpheus_ws.config import EngineConfig
-from orpheus_ws.engine import Prompt
-from orpheus_ws.engine import open_engine as open_named_engine
+from orpheus_ws.engine import Prompt, find_engine
 from orpheus_ws.engine.pocket import (
     MAX_PASSAGE_CHARS,
     MAX_PHONEMES,
@@ -353,7 +352,7 @@ async def test_close_waits_for_the_piece_and_fails_the_rest(
 
 async def test_opens_by_name_with_its_defaults() -> None:
     """`engine = "pocket"` opens it with 8 slots and the one voice in hibari's package."""
-    engine = await open_named_engine(EngineConfig())
+    engine = await find_engine(EngineConfig())(EngineConfig())
     assert isinstance(engine, PocketEngine)
     assert engine.capacity == 8
     assert engine.voices == ("heart",)
@@ -384,9 +383,9 @@ async def test_a_voice_that_does_not_load_is_a_startup_error(
             assert not thread.is_alive()
 
 
-async def test_a_missing_hibari_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_hibari_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra, opening by name says which package is missing and how to install it."""
     monkeypatch.delitem(sys.modules, "orpheus_ws.engine.pocket")
     monkeypatch.setitem(sys.modules, "hibari", None)
     with pytest.raises(StartupError, match=r"'hibari'.*orpheus-ws\[pocket\]"):
-        await open_named_engine(EngineConfig())
+        find_engine(EngineConfig())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from engine_build.__main__ import cli
+from engine_build.cli import cli
 from orpheus_ws import tokens
 from orpheus_ws.engine.checkpoint import Encoder
 from orpheus_ws.errors import StartupError
@@ -125,7 +125,7 @@ def test_reading_a_model_shows_how_far_it_is(
     made = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert (made.returncode, made.stderr) == (0, "")
     # Without patience, for this model is small.
-    program = "from engine_build import __main__ as program; from orpheus_ws.cli import progress; "
+    program = "from engine_build import cli as program; from orpheus_ws.cli import progress; "
     program += "progress.PATIENCE_SECONDS = 0; program.main()"
     code, seen = seen_of([sys.executable, "-c", program, name, str(model)])
     assert code == 0, seen

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from orpheus_ws.config import EngineConfig
-from orpheus_ws.engine import Prompt, open_engine
+from orpheus_ws.engine import Prompt
+from orpheus_ws.engine.torch import open_engine
 from orpheus_ws.engine.torch_fp8 import read, rounded
 from orpheus_ws.errors import StartupError
 from tests.voice.torch_checkpoints import SENTENCE, batch_of, fp8, run, slot_model, with_weights

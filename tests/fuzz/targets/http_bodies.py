@@ -9,10 +9,11 @@ import json
 from typing import Final
 
 from orpheus_ws import messages as m
+from orpheus_ws.context import Silence
 from orpheus_ws.errors import OrpheusError
 from orpheus_ws.pcm import STREAMED_WAV_HEADER
 from orpheus_ws.session import Goodbye
-from orpheus_ws.surfaces import Opening, Reply, Silence, http_surfaces
+from orpheus_ws.surfaces import Opening, Reply, http_surfaces
 from orpheus_ws.surfaces.openai import SSE_TYPE, VOICES, WAV_TYPE
 from orpheus_ws.wire import wires
 from tests.fuzz.oracles import Ledger, check_error
