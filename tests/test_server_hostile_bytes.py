@@ -269,6 +269,21 @@ async def test_frames_behind_a_handshake(cut: str) -> None:
     assert kinds in ([0x81, 0x8A, 0x88], [0x8A, 0x81, 0x88], [0x8A, 0x88])
 
 
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/readyz", "/capacity", "/", "/v1/tts", "/nowhere", "/metrics"]
+)
+async def test_only_the_head(path: str) -> None:
+    """HEAD is answered on every port with the length of a body, and without the body."""
+    asked = f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+    async with http_server() as started:
+        for port in ports(started).values():
+            answer = await answered(port, asked)
+            assert STATUS.match(answer)
+            assert b"content-length: " in answer.lower()
+            assert answer.endswith(b"\r\n\r\n")
+            assert answer.count(b"\r\n\r\n") == 1
+
+
 async def test_too_much_behind_a_request() -> None:
     """Whoever goes on sending while the answer is being found is cut off."""
     async with server("engine.options.fault=stalls") as started:

@@ -262,7 +262,10 @@ class Handshake:
     ) -> Response | None:
         """Reserve the slot of an upgrade that nothing else refuses; 503 when there is none."""
         if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
-            return self._explained(connection, response)
+            answer = self._explained(connection, response) or response
+            if request.method == "HEAD":
+                answer.body = b""
+            return answer
         assert isinstance(connection, AdmittedConnection)
         if connection.lost:
             # The client left during the handshake. A slot taken now would never come back.

@@ -40,6 +40,7 @@ LOG_SECONDS: Final = 10.0
 
 _END: Final = re.compile(rb"\r?\n\r?\n")
 _END_BYTES: Final = 4
+_HEAD_END: Final = b"\r\n\r\n"
 
 _log = logging.getLogger("orpheus_ws.server")
 
@@ -70,6 +71,11 @@ def response(status: str, body: bytes, *headers: str) -> bytes:
         *headers,
     ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def bodiless(head: bytes, answer: bytes) -> bytes:
+    """The answer to a request with this head: without its body if HEAD was asked for."""
+    return b"".join(answer.partition(_HEAD_END)[:2]) if head.startswith(b"HEAD ") else answer
 
 
 class PendingConnection:
@@ -245,7 +251,7 @@ class HandshakeQueue:
 
     def _answer(self, pending: PendingConnection, answer: bytes) -> None:
         pending.leave()
-        pending.transport.write(answer)
+        pending.transport.write(bodiless(pending.head, answer))
         pending.transport.close()
 
     def _tick_later(self) -> None:
