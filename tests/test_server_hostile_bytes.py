@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import random
 import re
@@ -191,6 +192,61 @@ async def test_what_comes_behind_a_request(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+UNREADABLE = {
+    "a body": b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
+    "a long body": b"POST /v1/tts HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n"
+    + b"x" * 200_000,
+    "a body to come": b"POST /v1/tts HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n",
+    "chunks": b"GET /v1/tts HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "no header": b"GET /v1/tts HTTP/1.1\r\nHost: x\r\nheader\r\n\r\n",
+    "a folded header": b"GET /v1/tts HTTP/1.1\r\nHost: x\r\nX-A: b\r\n c\r\n\r\n",
+    "lines of Unix": b"GET /v1/tts HTTP/1.1\nHost: x\n\n",
+    "a path of bytes": b"GET /v1/\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+    "an empty line": b"\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+    "HTTP/0.9": b"GET /healthz\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(30),
+    "nothing": b"\r\n\r\n",
+    "a late mistake": b"GET /v1/tts HTTP/1.1\r\n" + b"X-A: b\r\n" * 120 + b"X-A : b\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+async def test_heads_that_cannot_be_read(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever sends the port of sockets what it cannot read is told so with 400, whatever is behind it."""
+    sent = UNREADABLE[name]
+    async with server() as started:
+        before = held(started)
+        for pieces in ((sent,), (sent + SECRET * 1000,), (sent, SECRET)):
+            answer = await answered(started.address.port, *pieces)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            headers, _, body = answer.partition(b"\r\n\r\n")
+            assert f"content-length: {len(body)}\r\n".encode() in headers.lower()
+            assert set(json.loads(body)) == {"error", "message"}
+        await turns_until(lambda: held(started) == before)
+    assert SECRET.decode() not in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "header"),
+    [
+        ((b"Version: 13", b"Version: 8"), 400, b"sec-websocket-version: 13"),
+        ((b"Version: 13", b"Version: 13, 8"), 400, b"sec-websocket-version: 13"),
+        ((b"Upgrade: websocket\r\n", b""), 426, b"upgrade: websocket"),
+        ((b"GET", b"PUT"), 405, b"allow: GET"),
+    ],
+)
+async def test_what_would_be_understood(
+    changed: tuple[bytes, bytes], status: int, header: bytes
+) -> None:
+    """A refused handshake has the header that HTTP or WebSocket want with its status."""
+    async with server() as started:
+        answer = await answered(started.address.port, handshake(random.Random(0)).replace(*changed))
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    head = answer.partition(b"\r\n\r\n")[0] + b"\r\n"
+    assert header.lower() + b"\r\n" in head.lower()
+
+
 @pytest.mark.parametrize("cut", ["nowhere", "behind the head", "everywhere"])
 async def test_frames_behind_a_handshake(cut: str) -> None:
     """Frames of somebody who does not wait for the handshake's answer are answered, after it and in order."""
@@ -211,6 +267,21 @@ async def test_frames_behind_a_handshake(cut: str) -> None:
         frames = frames[start + length :]
     # `ready` comes anywhere before the end, or not at all: it has been told to close.
     assert kinds in ([0x81, 0x8A, 0x88], [0x8A, 0x81, 0x88], [0x8A, 0x88])
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/readyz", "/capacity", "/", "/v1/tts", "/nowhere", "/metrics"]
+)
+async def test_only_the_head(path: str) -> None:
+    """HEAD is answered on every port with the length of a body, and without the body."""
+    asked = f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+    async with http_server() as started:
+        for port in ports(started).values():
+            answer = await answered(port, asked)
+            assert STATUS.match(answer)
+            assert b"content-length: " in answer.lower()
+            assert answer.endswith(b"\r\n\r\n")
+            assert answer.count(b"\r\n\r\n") == 1
 
 
 async def test_too_much_behind_a_request() -> None:

@@ -13,6 +13,7 @@ from orpheus_ws import messages as m
 from orpheus_ws.errors import BadMessage, Unworkable
 from orpheus_ws.surfaces import HangUp, Routes, Surface, find_voice
 from orpheus_ws.surfaces.baseten import END
+from tests.besieging import TURNS, say
 from tests.translators import BY_NAME, SAID, VOICES, error, translator
 
 # Routes -------------------------------------------------------------------------------------------
@@ -72,6 +73,29 @@ FRAMES = st.one_of(
         ),
     ),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ((r"Hi \ud83d", r"\ude00 there."), "Hi  there."),
+        ((r"Hi \ud83d\ude00", r" a literal \\ud83d"), "Hi \U0001f600 a literal \\ud83d"),
+        ((r"\ude00\ud83d", r"\uD83DHi"), "Hi"),
+    ],
+)
+@pytest.mark.parametrize("name", sorted(set(TURNS) - {"baseten"}))
+def test_text_that_is_cut_in_a_character(name: str, parts: Sequence[str], expected: str) -> None:
+    """Half of an escaped surrogate pair, as cut text has it, costs nobody the text around it.
+
+    Baseten's text is no JSON, so it has no halves.
+    """
+    speech = translator(name)
+    if name == "vllm_omni":
+        speech.receive('{"type": "session.config"}')
+    frame, _ = TURNS[name]
+    messages = [message for part in parts for message in speech.receive(say(frame, part))]
+    text = "".join(message.text for message in messages if isinstance(message, m.Text))
+    assert text == expected
 
 
 @pytest.mark.parametrize("name", BY_NAME)

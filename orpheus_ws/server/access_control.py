@@ -118,9 +118,9 @@ class AccessControl:
         headers = Headers([(name, value.strip()) for name, _, value in pairs])
         return not isinstance(self.identify(headers, target(head)), Refusal)
 
-    def count_busy(self) -> None:
+    def count_refused(self, reason: str) -> None:
         """See `Screening`. In a storm refusals are not logged one by one."""
-        self._metrics.handshakes_refused.labels("busy").inc()
+        self._metrics.handshakes_refused.labels(reason).inc()
 
     # ---------------------------------------------------------------------------------------------
 

@@ -7,14 +7,13 @@ TCP connection is lost, whichever way that happens.
 
 import asyncio
 import http
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 import msgspec
 from websockets.asyncio.server import ServerConnection
-from websockets.exceptions import NegotiationError
+from websockets.exceptions import InvalidMessage, NegotiationError
 from websockets.http11 import Request, Response
 from websockets.protocol import Event, State
 from websockets.typing import Subprotocol
@@ -25,7 +24,12 @@ from orpheus_ws.server import auth
 from orpheus_ws.server.access_control import JSON_TYPE, AccessControl, Refusal
 from orpheus_ws.server.admission import Admission
 from orpheus_ws.server.connection import Connection
-from orpheus_ws.server.handshake_queue import BODY_BYTES, HandshakeQueue, PendingConnection
+from orpheus_ws.server.handshake_queue import (
+    BODY_BYTES,
+    HandshakeQueue,
+    PendingConnection,
+    response,
+)
 from orpheus_ws.server.inflow import Inflow
 from orpheus_ws.server.page import Page
 from orpheus_ws.server.tls_queue import TlsQueue
@@ -35,8 +39,13 @@ from orpheus_ws.trace import clock
 
 MAX_UNSENT_BYTES: Final = 1_048_576
 """What we send waits far below this; only answers to pings that nobody reads grow beyond."""
-_UPGRADE: Final = re.compile(rb"\nupgrade:", re.IGNORECASE)
-_BODY: Final = re.compile(rb"\r?\n(?:content-length|transfer-encoding):[^\r\n]*", re.IGNORECASE)
+
+_UNREADABLE: Final = response(
+    "400 Bad Request",
+    b'{"error":"request","message":"send a GET of HTTP/1.1 without a body, to open a WebSocket; speech over HTTP has '
+    b'a port of its own, server.http_port"}\n',
+)
+"""The library itself answers nothing to a head that it cannot read, or with a body behind it."""
 
 
 class AdmittedConnection(ServerConnection):
@@ -118,8 +127,8 @@ class AdmittedConnection(ServerConnection):
             self._inflow = Inflow(transport, self._take, self._frames_per_second)
             self.recv_messages.pause = self._inflow.pause_reading
             self.recv_messages.resume = self._inflow.resume_reading
-            self._inflow.feed(_without_body(head))
-            self._keep(self._early, behind)
+            self._inflow.feed(head)
+            self._follow(behind)
 
         self.established = True
         self._pending = self._handshake_queue.add(transport, begin)
@@ -130,14 +139,17 @@ class AdmittedConnection(ServerConnection):
         self.received += len(data)
         if self._pending is not None:
             self._pending.feed(data)
-        elif self._early is not None:
-            self._keep(self._early, data)
         elif self._inflow is not None:
-            self._inflow.feed(data)
+            self._follow(data)
 
-    def _keep(self, early: bytearray, data: bytes) -> None:
-        early += data
-        if len(early) > BODY_BYTES:
+    def _follow(self, data: bytes) -> None:
+        """Something has come behind the head."""
+        assert self._inflow is not None
+        if self._early is None:
+            self._inflow.feed(data)
+            return
+        self._early += data
+        if len(self._early) > BODY_BYTES:
             self.transport.abort()
 
     async def handshake(self, *arguments: Any, **named: Any) -> None:
@@ -154,6 +166,14 @@ class AdmittedConnection(ServerConnection):
         if self.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.transport.abort()
         return self._frames
+
+    def send_data(self) -> None:
+        """Called by the library when there is something to send, if only the end."""
+        if self._early is not None and isinstance(self.protocol.handshake_exc, InvalidMessage):
+            self._early = None  # the library takes no notice of it, however much it is
+            self.transport.write(_UNREADABLE)
+            self._handshake_queue.screening.count_refused("request")
+        super().send_data()
 
     def process_event(self, event: Event) -> None:
         """Called by the library for the request and for each frame."""
@@ -246,7 +266,10 @@ class Handshake:
     ) -> Response | None:
         """Reserve the slot of an upgrade that nothing else refuses; 503 when there is none."""
         if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
-            return self._explained(connection, response)
+            answer = self._explained(connection, response) or response
+            if request.method == "HEAD":
+                answer.body = b""
+            return answer
         assert isinstance(connection, AdmittedConnection)
         if connection.lost:
             # The client left during the handshake. A slot taken now would never come back.
@@ -295,8 +318,10 @@ class Handshake:
         if isinstance(connection, AdmittedConnection) and connection.surface is not None:
             subprotocols = connection.surface.subprotocols
             advice += f", with the subprotocol {' or '.join(subprotocols)}" if subprotocols else ""
-        names = ("Upgrade", "Sec-WebSocket-Version")
+        names = ("Upgrade", "Allow")
         kept = {name: response.headers[name] for name in names if name in response.headers}
+        # RFC 6455 wants it where that was what is wrong, and the library does not say it.
+        kept["Sec-WebSocket-Version"] = "13"
         return self._refuse(connection, Refusal(response.status_code, "handshake", advice, kept))
 
     def _refuse(self, connection: ServerConnection, refusal: Refusal) -> Response:
@@ -309,14 +334,6 @@ class Handshake:
         )
         response.headers.update(refusal.headers)
         return response
-
-
-def _without_body(head: bytes) -> bytes:
-    """A head as if no body followed it, which nobody reads here: the library would close without a word.
-
-    Not so where an upgrade is asked for, because a body would then be taken for frames.
-    """
-    return head if _UPGRADE.search(head) else _BODY.sub(b"", head)
 
 
 def _no_subprotocol(_offered: Sequence[Subprotocol]) -> None:

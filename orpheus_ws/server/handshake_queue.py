@@ -40,6 +40,7 @@ LOG_SECONDS: Final = 10.0
 
 _END: Final = re.compile(rb"\r?\n\r?\n")
 _END_BYTES: Final = 4
+_HEAD_END: Final = b"\r\n\r\n"
 
 _log = logging.getLogger("orpheus_ws.server")
 
@@ -55,8 +56,8 @@ class Screening(Protocol):
         """The whole response to a request that can be answered at once, key or no key."""
         ...
 
-    def count_busy(self) -> None:
-        """A connection was refused because too many wait."""
+    def count_refused(self, reason: str) -> None:
+        """A connection was refused: `busy`, as too many wait, or `request`, which cannot be read."""
         ...
 
 
@@ -70,6 +71,11 @@ def response(status: str, body: bytes, *headers: str) -> bytes:
         *headers,
     ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def bodiless(head: bytes, answer: bytes) -> bytes:
+    """The answer to a request with this head: without its body if HEAD was asked for."""
+    return b"".join(answer.partition(_HEAD_END)[:2]) if head.startswith(b"HEAD ") else answer
 
 
 class PendingConnection:
@@ -151,7 +157,8 @@ class HandshakeQueue:
     ) -> None:
         self._bucket = Bucket(per_second, max(1.0, per_second * BURST_SECONDS))
         self._seconds = seconds
-        self._screening = screening
+        self.screening = screening
+        """Whom it asks; also told of what those refuse that have had their turn."""
         self._busy = response(
             "503 Service Unavailable",
             b'{"error":"busy","message":"too many connections at once; try again shortly"}\n',
@@ -198,6 +205,7 @@ class HandshakeQueue:
     def received(self, pending: PendingConnection) -> None:
         """Something has come on a connection whose head was not complete."""
         if pending.head_size > HEAD_BYTES:
+            self.screening.count_refused("request")
             self._answer(pending, self._too_long)
             return
         if not pending.asked:
@@ -207,11 +215,11 @@ class HandshakeQueue:
             pending.begin()
             return
         head = pending.head
-        page = self._screening.immediate_response(head)
+        page = self.screening.immediate_response(head)
         if page is not None:
             self._answer(pending, page)
             return
-        has_key = self._screening.has_valid_key(head)
+        has_key = self.screening.has_valid_key(head)
         line = self._with_key if has_key else self._without_key
         if len(line) >= MAX_WAITING or pending.size > HEAD_BYTES + BODY_BYTES:
             self.refuse(pending)
@@ -222,7 +230,7 @@ class HandshakeQueue:
 
     def refuse(self, pending: PendingConnection) -> None:
         """Tell a client to try again later."""
-        self._screening.count_busy()
+        self.screening.count_refused("busy")
         self._refused += 1
         now = clock()
         if self._logged_at is None or now - self._logged_at >= LOG_SECONDS:
@@ -245,7 +253,7 @@ class HandshakeQueue:
 
     def _answer(self, pending: PendingConnection, answer: bytes) -> None:
         pending.leave()
-        pending.transport.write(answer)
+        pending.transport.write(bodiless(pending.head, answer))
         pending.transport.close()
 
     def _tick_later(self) -> None:

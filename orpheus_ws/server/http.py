@@ -49,6 +49,7 @@ KEEP_ALIVE_SECONDS: Final = 150
 earlier, so nobody sends a request to a server that closes in that instant."""
 
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_LENGTHS: Final = frozenset((b"content-length", b"transfer-encoding"))
 
 Serve = Callable[[HttpPeer, Key, str | None], Awaitable[None]]
 """Serve a conversation to its end, of whoever has the key, with the request's `traceparent`."""
@@ -149,13 +150,19 @@ class HttpFront:
         return application
 
     def _readable(self, application: ASGIApp) -> ASGIApp:
-        """Refuse headers with control characters, as RFC 9110 wants it and h11 does not."""
+        """Refuse what h11 lets through: control characters in headers, and a body whose length is told twice over.
+
+        Where such a body ends a proxy may see differently, and take a part of it for somebody's request.
+        """
 
         async def readable(scope: Scope, receive: Receive, send: Send) -> None:
-            if not any(_CONTROL.search(value) for _, value in scope["headers"]):
+            if any(_CONTROL.search(value) for _, value in scope["headers"]):
+                advice = "send headers without control characters"
+            elif {name for name, _ in scope["headers"]} >= _LENGTHS:
+                advice = "send either Content-Length or Transfer-Encoding"
+            else:
                 await application(scope, receive, send)
                 return
-            advice = "send headers without control characters"
             refusal = Refusal(400, "request", advice, {"Connection": "close"})
             self._access_control.count(refusal, None)
             await _refused(refusal)(scope, receive, send)

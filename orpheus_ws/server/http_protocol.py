@@ -92,6 +92,10 @@ class Protocol(H11Protocol):
         self._expect(more=self._owed)
         return 0
 
+    def _should_upgrade(self) -> bool:
+        """Called for each request. Many offer HTTP/2, which HTTP lets us take no notice of."""
+        return False
+
     def on_response_complete(self) -> None:
         """Called at the end of a response: a part of the next request may be here already."""
         super().on_response_complete()

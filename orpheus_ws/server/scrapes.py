@@ -16,7 +16,13 @@ from typing import Any, Final, cast
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from orpheus_ws.server.access_control import ALIVE, ALIVE_PATHS, target
-from orpheus_ws.server.handshake_queue import BACKLOG, HandshakeQueue, PendingConnection, response
+from orpheus_ws.server.handshake_queue import (
+    BACKLOG,
+    HandshakeQueue,
+    PendingConnection,
+    bodiless,
+    response,
+)
 
 SCRAPES_PER_SECOND: Final = 10
 """A page takes some 3 ms to write, so this is 3 % of a core. Prometheus asks every 15 s or so."""
@@ -88,7 +94,7 @@ class _Screening:
     def immediate_response(self, head: bytes) -> bytes | None:
         return _health(head, self._late)
 
-    def count_busy(self) -> None:
+    def count_refused(self, reason: str) -> None:
         """The registry belongs to another thread's loop; the log has it."""
 
 
@@ -118,7 +124,7 @@ class _Scrape(asyncio.Protocol):
         self._pending = None
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(SCRAPE_SECONDS, self._transport.abort)
-        self._transport.write(self._respond(head))
+        self._transport.write(bodiless(head, self._respond(head)))
         self._transport.close()
 
 

@@ -138,7 +138,7 @@ class TlsQueue:
             self._tick_later()
 
     def _refuse(self, pending: _Pending) -> None:
-        self._screening.count_busy()
+        self._screening.count_refused("busy")
         self._drop(pending)
 
     def _drop(self, pending: _Pending) -> None:
@@ -168,7 +168,7 @@ class TlsQueue:
         """It is its turn."""
         self._remove(pending)
         if len(self._handshakes) >= MAX_HANDSHAKES:
-            self._screening.count_busy()
+            self._screening.count_refused("busy")
             oldest = next(iter(self._handshakes))
             del self._handshakes[oldest]
             oldest.cancel()

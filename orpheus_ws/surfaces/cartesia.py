@@ -22,6 +22,7 @@ from orpheus_ws import messages as m
 from orpheus_ws.errors import BadMessage
 from orpheus_ws.surfaces import Opening, Surface, find_voice
 from orpheus_ws.tokens import SAMPLE_RATE
+from orpheus_ws.wire.native import without_halves
 
 PATH: Final = "/tts/websocket"
 
@@ -199,9 +200,11 @@ class _Speech:
 
 def _decoded(frame: str | bytes, kind: type[_T]) -> _T | None:
     try:
-        return msgspec.json.decode(frame, type=kind) if isinstance(frame, str) else None
+        if isinstance(frame, str):
+            return msgspec.json.decode(without_halves(frame), type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
-        return None
+        pass
+    return None
 
 
 def _problem(request: _Request) -> str:

@@ -17,6 +17,7 @@ from orpheus_ws.errors import BadMessage, UnsupportedFormat
 from orpheus_ws.pcm import SAMPLE_RATES
 from orpheus_ws.surfaces import Opening, Surface, find_voice
 from orpheus_ws.tokens import SAMPLE_RATE
+from orpheus_ws.wire.native import without_halves
 
 PATH: Final = "/v1/speak"
 
@@ -139,7 +140,7 @@ class _Speech:
 def _decode(frame: str | bytes) -> _Request:
     try:
         if isinstance(frame, str):
-            return _REQUESTS.decode(frame)
+            return _REQUESTS.decode(without_halves(frame))
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         pass
     raise BadMessage('send {"type": "Speak", "text": "…"}, or the type Flush, Clear or Close')

@@ -20,6 +20,7 @@ from orpheus_ws.errors import BadMessage, Unworkable
 from orpheus_ws.pcm import STREAMED_WAV_HEADER
 from orpheus_ws.surfaces import Opening, Surface, find_voice
 from orpheus_ws.tokens import SAMPLE_RATE
+from orpheus_ws.wire.native import without_halves
 
 PATH: Final = "/v1/audio/speech/stream"
 
@@ -292,7 +293,7 @@ def _decode(frame: str | bytes) -> _Request:
     if not isinstance(frame, str):
         raise BadMessage("send JSON messages in text frames")
     try:
-        return _REQUESTS.decode(frame)
+        return _REQUESTS.decode(without_halves(frame))
     except msgspec.ValidationError as error:
         if "`$.type`" in str(error) or "missing required field `type`" in str(error):
             kinds = "session.config, input.text, input.done, session.close or voice.list"

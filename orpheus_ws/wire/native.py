@@ -101,9 +101,7 @@ class JsonWire:
         """See `Wire`."""
         if not isinstance(frame, str):
             raise WrongFrameKind("send JSON messages in text frames")
-        if _SURROGATE.search(frame):
-            frame = _ESCAPE.sub(_without_halves, frame)
-        return _decode(self._requests.decode, frame, ClientMessage)
+        return _decode(self._requests.decode, without_halves(frame), ClientMessage)
 
     def encode_request(self, message: ClientMessage) -> str:
         """See `Wire`."""
@@ -131,8 +129,12 @@ class JsonWire:
 WIRES: Final = (MsgpackWire(), JsonWire())
 
 
-def _without_halves(escape: re.Match[str]) -> str:
-    """Nothing for half a surrogate pair, which has no sound; everything else as it is."""
+def without_halves(text: str) -> str:
+    """JSON without halves of surrogate pairs, which have no sound, and which no decoder takes."""
+    return _ESCAPE.sub(_whole, text) if _SURROGATE.search(text) else text
+
+
+def _whole(escape: re.Match[str]) -> str:
     return "" if len(escape.group()) == 6 else escape.group()
 
 
