@@ -73,11 +73,12 @@ class Served(NamedTuple):
 
     @contextlib.contextmanager
     def occupied(self) -> Iterator[None]:
-        """One more socket, of somebody else's. After the block its slot is free again."""
-        before = self.metric("orpheus_sockets")
+        """One more socket, of somebody else's. After the block its slot is free, or another's already."""
+        closed = self.metric("orpheus_socket_closes_total")
         with connect(f"{self.ws}/v1/tts", subprotocols=[Subprotocol("tts.v1.json")], proxy=None):
             yield
-        while self.metric("orpheus_sockets") > before:
+        # Counted once the slot has been given back.
+        while self.metric("orpheus_socket_closes_total") == closed:
             pass
 
     def stop(self) -> None:
