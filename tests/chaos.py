@@ -262,7 +262,7 @@ CLIENTS: Final[dict[str, ClientFault]] = {
         garbage,
         Fault(
             "bytes that are no message",
-            "`bad_message`, 1007; before the handshake 400 or a closed connection",
+            "`bad_message`, 1007; instead of a request 400, instead of TLS a closed connection",
         ),
     ),
     "too-much": ClientFault(
