@@ -17,9 +17,15 @@ from blockbuster import blockbuster_ctx
 
 from orpheus_ws.settings import ENVIRONMENT_PREFIX
 
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("no clock", deadline=None)
-hypothesis.settings.load_profile("no clock")
+# How long an example takes says how busy the machine is. Examples are the same in each run, so that what a change is
+# told depends on the change alone; `--hypothesis-profile explore` draws others.
+hypothesis.settings.register_profile(
+    "explore", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile(
+    "same", hypothesis.settings.get_profile("explore"), derandomize=True
+)
+hypothesis.settings.load_profile("same")
 
 # A shell has what it runs in the background ignore it, and every process that is started from there inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -106,8 +106,8 @@ class VllmOmni(Grammar):
                 assert place == self._sentence
                 self._sentence = None
             case "session.done":
-                assert self._sentence is None
-                # Those that there was no room for are over before those that wait.
+                # Those that there was no room for are over before those that wait, or that are heard just now.
+                assert self._sentence is None or self._sentence[0] < place[0]
                 assert place[0] not in self._over
                 self._over.add(place[0])
                 assert place[0] < self._done

@@ -192,6 +192,17 @@ def test_any_order_of_what_fits(name: str, data: st.DataObject) -> None:
     talk.rest()
 
 
+def test_no_room_while_another_is_heard() -> None:
+    """An utterance that there is no room for is over at once, in the middle of a sentence of another."""
+    talk = Talk("vllm_omni")
+    talk.send(FIRST["vllm_omni"])
+    talk.send('{"type": "input.text", "text": "Hi. "}')
+    for _ in range(4):
+        talk.send('{"type": "input.done"}')
+        talk.move(1)
+    talk.rest()
+
+
 BYTES = st.one_of(st.text(max_size=30), st.binary(max_size=30))
 
 
