@@ -95,11 +95,9 @@ def test_livekit(servers: tuple[Served, Served], over_tls: tuple[Served, Path]) 
     """Frames, ids, metrics, words, retries and sockets are as LiveKit wants them."""
     served, stalling = servers
     seen = seen_by("livekit", served, stalling, over_tls)
-    for name in ("first", "second", "after_leaving", "whole", "telephone"):
+    for name in ("first", "second", "after_leaving", "whole", "telephone", "known"):
         keeps_the_rules(seen[name])
         assert seen[name]["seconds"] == pytest.approx(seen["first"]["seconds"], abs=MARK)
-    keeps_the_rules(seen["known"])
-    assert seen["known"]["seconds"] == pytest.approx(seen["whole"]["seconds"])
     # Nothing that a moment later might be otherwise.
     assert (seen["unknown"]["raised"], seen["unknown"]["errors"]) == ("APIError", [False])
     for name in ("second", "after_leaving", "whole"):
@@ -112,7 +110,7 @@ def test_livekit(servers: tuple[Served, Served], over_tls: tuple[Served, Path]) 
         assert not any(seen[name].values())
     for name in ("silent_stream", "silent_whole"):
         keeps_the_rules(seen[name])
-        assert seen[name]["seconds"] == pytest.approx(0.01)
+        assert 0 < seen[name]["seconds"] <= 2 * MARK
     assert seen["at_once"]["whole"] == pytest.approx(seen["at_once"]["stream"], abs=MARK)
     assert seen["telephone"]["rates"] == [8000]
     # A listener has heard something, so LiveKit does not begin anew; of a whole text it does.
