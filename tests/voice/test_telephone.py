@@ -3,7 +3,6 @@
 import audioop
 
 import numpy as np
-import pytest
 from scipy.signal import resample_poly
 
 from orpheus_ws import messages as m
@@ -15,7 +14,6 @@ CLEAR = [SENTENCES[number] for number in (14, 17, 18, 19)]
 whatever the resampler; of these it gets four fifths."""
 
 
-@pytest.mark.timeout(120)
 async def test_speech_is_understood_at_8_khz() -> None:
     """Of µ-law at 8 kHz, decoded by the standard library, most words are right."""
     heard: dict[str, bytes] = {}
