@@ -116,7 +116,8 @@ async def test_codec_death(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_client_that_reads_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client with unread audio before it finds every terminal message behind it."""
-    monkeypatch.setattr("orpheus_ws.server.websocket.CLOSE_SECONDS", 30.0)
+    for patience in ("server", "server.websocket"):  # the library's, and ours with it
+        monkeypatch.setattr(f"orpheus_ws.{patience}.CLOSE_SECONDS", 30.0)
     never = ("engine.options.fault=never_stops", "server.write_seconds=30")
     async with one(*never) as (started, late):
         late.socket.transport.pause_reading()
