@@ -132,7 +132,8 @@ async def test_waiting_has_an_end() -> None:
 
 async def test_cancelling_leaves_the_queue() -> None:
     """A context that is cancelled while it waits leaves at once, with nothing spoken or held."""
-    async with one(*SHARED) as (started, speaking), peer(started.address.url) as waiting:
+    endless = ("engine.options.fault=never_stops", "engine.options.fault_requests=1")
+    async with one(*SHARED, *endless) as (started, speaking), peer(started.address.url) as waiting:
         before = held(started)
         await speak(speaking, "a")
         await wait_in_line(started, waiting, "b")
