@@ -37,8 +37,9 @@ FAULTY = (
     "server.oversubscription=4",
     "server.max_queue_ms=60000",
 )
-HASTY = ("server.write_seconds=0.3", "server.handshake_seconds=1", "server.ping_seconds=0.2")
-"""What is waited for is soon over."""
+PINGS = "server.ping_seconds=0.2"
+WRITE_SECONDS = 0.3
+"""What is waited for is soon over; of whoever does nothing wrong nobody loses patience."""
 QUICK = ("handshake", "idle", "mid-segment")
 """Stages of what TCP takes its time to find out; the others are in `tests/slow`."""
 
@@ -82,7 +83,7 @@ async def at_stage(name: str) -> AsyncIterator[None]:
 @pytest.mark.parametrize("fault", CLIENTS)
 async def test_a_client_goes_wrong(fault: str) -> None:
     """Whatever a client does, whenever: nobody else hears it, and nothing of it is left."""
-    async with server(*FAULTY, *HASTY) as started:
+    async with server(*FAULTY, PINGS) as started:
         async with neighbours(started, 1) as (hearing,):
             whole = await hearing
         await turns_until(lambda: not started._connections)
@@ -91,7 +92,10 @@ async def test_a_client_goes_wrong(fault: str) -> None:
             async with at_stage(name):
                 count = 2 if name == "waiting for its turn" else 1
                 async with neighbours(started, count) as speaking:
+                    others = set(started._connections)
                     client = await STAGES[name](started)
+                    for connection in started._connections - others:
+                        connection._delivery._write_seconds = WRITE_SECONDS
                     await CLIENTS[fault].do(client)
                     assert await asyncio.gather(*speaking) == [whole] * count
                     if fault == "stop-reading":
