@@ -35,6 +35,12 @@ MINE = "X-API-Key: alices"
 WRONG = "X-API-Key: wrong"
 
 
+@pytest.fixture(autouse=True)
+def _read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read again when a test asks for it, and not also because it has taken two seconds."""
+    monkeypatch.setattr("orpheus_ws.server.reload.LOOK_SECONDS", 3600.0)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> KeyFile:
     """A file with a key of Alice's and one of Bob's."""
