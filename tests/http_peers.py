@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import h11
+import msgspec
 import pytest
 
 from orpheus_ws.server import Server
@@ -145,6 +146,11 @@ async def calling(started: Reachable, *, receive_buffer: int = 0) -> AsyncIterat
         yield Caller(reader, writer)
     finally:
         writer.transport.abort()
+
+
+def lose_patience(started: Server, seconds: float) -> None:
+    """Whoever connects from now on may owe a part of a request for so long. His first head has its time."""
+    msgspec.structs.force_setattr(started.config.server, "handshake_seconds", seconds)
 
 
 @contextlib.asynccontextmanager

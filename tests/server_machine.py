@@ -26,7 +26,7 @@ SETTINGS: Final = (
     "engine.options.frames_per_char=0.2",
     f"limits.contexts={LIMIT}",
     f"limits.message_bytes={MESSAGE_BYTES}",
-    "limits.text_chars=400",
+    "limits.text_chars=4000",
 )
 
 IDS = st.sampled_from(["a", "b", "ü", "\U0001f600"])

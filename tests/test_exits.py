@@ -129,11 +129,11 @@ def test_a_signal_drains(
     number: signal.Signals, stage: Callable[[Caller], None], spoken: list[str]
 ) -> None:
     """After one signal everything that is open is spoken to its end, and the exit code is 0."""
-    with serving("--set", "server.drain_seconds=10") as (process, announced):
+    with serving("--set", "server.drain_seconds=20") as (process, announced):
         with calling(announced) as caller:
             stage(caller)
             process.send_signal(number)
-            assert caller.wait_for(m.Draining).deadline_ms == 10_000
+            assert caller.wait_for(m.Draining).deadline_ms == 20_000
             if stage is silent:
                 caller.send(m.Text(context="silent", text=SENTENCE))
             caller.send(*(m.End(context=context) for context in spoken))
@@ -166,7 +166,7 @@ def test_systemd_is_told(abstract: bool, tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_deadline_cuts_off(stage: Callable[[Caller], None], ending: Exit) -> None:
     """What is not over in time is closed with 1001, and the exit code says so."""
     # Who can be seen off in time is given more of it than a busy machine may take.
-    seconds = 4 if ending is Exit.DONE else 0.3
+    seconds = 10 if ending is Exit.DONE else 0.3
     with serving("--set", f"server.drain_seconds={seconds}") as (process, announced):
         with calling(announced) as caller:
             stage(caller)

@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ from orpheus_ws import messages as m
 from orpheus_ws.codec import Work
 from orpheus_ws.codec.patience import MOST_FAILURES
 from orpheus_ws.codec.simulated import ToneDecoder
-from orpheus_ws.pcm import Samples
+from orpheus_ws.engine import Prompt
+from orpheus_ws.pcm import Chunk, Samples
 from orpheus_ws.server import Server
 from tests import stuck_codec
 from tests.chaos import CLIENTS, ENGINE, SENTENCE, STAGES, TEXT, table
@@ -35,8 +37,9 @@ FAULTY = (
     "server.oversubscription=4",
     "server.max_queue_ms=60000",
 )
-HASTY = ("server.write_seconds=0.3", "server.handshake_seconds=1", "server.ping_seconds=0.2")
-"""What is waited for is soon over."""
+PINGS = "server.ping_seconds=0.2"
+WRITE_SECONDS = 0.3
+"""What is waited for is soon over; of whoever does nothing wrong nobody loses patience."""
 QUICK = ("handshake", "idle", "mid-segment")
 """Stages of what TCP takes its time to find out; the others are in `tests/slow`."""
 
@@ -80,7 +83,7 @@ async def at_stage(name: str) -> AsyncIterator[None]:
 @pytest.mark.parametrize("fault", CLIENTS)
 async def test_a_client_goes_wrong(fault: str) -> None:
     """Whatever a client does, whenever: nobody else hears it, and nothing of it is left."""
-    async with server(*FAULTY, *HASTY) as started:
+    async with server(*FAULTY, PINGS) as started:
         async with neighbours(started, 1) as (hearing,):
             whole = await hearing
         await turns_until(lambda: not started._connections)
@@ -89,7 +92,10 @@ async def test_a_client_goes_wrong(fault: str) -> None:
             async with at_stage(name):
                 count = 2 if name == "waiting for its turn" else 1
                 async with neighbours(started, count) as speaking:
+                    others = set(started._connections)
                     client = await STAGES[name](started)
+                    for connection in started._connections - others:
+                        connection._delivery._write_seconds = WRITE_SECONDS
                     await CLIENTS[fault].do(client)
                     assert await asyncio.gather(*speaking) == [whole] * count
                     if fault == "stop-reading":
@@ -99,6 +105,21 @@ async def test_a_client_goes_wrong(fault: str) -> None:
                         await asyncio.sleep(0)
                 client.gone()
                 await turns_until(lambda: held(started) == before)
+
+
+def hasty(started: Server, word: str) -> Callable[..., AsyncGenerator[Chunk, None]]:
+    """Speaking as the server does, which soon gives up an engine that stalls on a text with this first word.
+
+    Nobody else's is given up: a machine that stands still looks like an engine that does.
+    """
+    synthesis = started.synthesis
+    speak, patience = synthesis.speak, synthesis._stall_seconds
+
+    def speaking(prompt: Prompt, *others: Any) -> AsyncGenerator[Chunk, None]:
+        synthesis._stall_seconds = 0.5 if prompt.text.startswith(word) else patience
+        return speak(prompt, *others)
+
+    return speaking
 
 
 def ending(message: m.ServerMessage) -> str:
@@ -111,7 +132,9 @@ def ending(message: m.ServerMessage) -> str:
 
 @pytest.mark.parametrize("stage", ["first segment", "later segment", "draining"])
 @pytest.mark.parametrize("fault", ENGINE)
-async def test_the_engine_goes_wrong(fault: str, stage: str) -> None:
+async def test_the_engine_goes_wrong(
+    fault: str, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What befalls a segment is its context's, unless the engine is dead; the next one is spoken."""
     befalls = ENGINE[fault]
     text = (
@@ -119,7 +142,7 @@ async def test_the_engine_goes_wrong(fault: str, stage: str) -> None:
     )
     async with server(*FAULTY, "engine.options.step_seconds=0.005") as started:
         if fault == "stalls":
-            started.synthesis._stall_seconds = 0.5
+            monkeypatch.setattr(started.synthesis, "speak", hasty(started, befalls.word))
         async with neighbours(started, 1) as (hearing,):
             whole = await hearing
         await turns_until(lambda: not started._connections)
@@ -204,12 +227,13 @@ async def test_every_step_of_the_codec_fails() -> None:
 
 async def test_a_codec_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits is told so, and the server ends without waiting for it."""
-    monkeypatch.setattr("orpheus_ws.codec.patience.LOOK_SECONDS", 0.005)
     monkeypatch.setattr("orpheus_ws.codec.loop.CLOSE_SECONDS", 0.01)
     stuck_codec.RELEASE.clear()
     async with server("codec.name=tests.stuck_codec", *FAULTY) as started:
         async with peer(started.address.url) as victim, peer(started.address.url) as other:
             await other.send(m.Open(context="silent"))
+            # From now on: the step of the server's own test word may take its time.
+            monkeypatch.setattr("orpheus_ws.codec.patience.LOOK_SECONDS", 0.005)
             await victim.say("a", TEXT)
             assert ending((await victim.utterance("a"))[-1]) == "internal"
             assert await closed(victim) == await closed(other) == (1011, "internal")

@@ -35,6 +35,12 @@ MINE = "X-API-Key: alices"
 WRONG = "X-API-Key: wrong"
 
 
+@pytest.fixture(autouse=True)
+def _read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read again when a test asks for it, and not also because it has taken two seconds."""
+    monkeypatch.setattr("orpheus_ws.server.reload.LOOK_SECONDS", 3600.0)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> KeyFile:
     """A file with a key of Alice's and one of Bob's."""
@@ -270,8 +276,10 @@ async def test_quotas_of_a_key_that_goes(file: KeyFile) -> None:
     """What its sockets had is given back when they close, for whoever has the name next."""
     limits = "sockets = 1\ncontexts = 1\ntext_per_minute = 100"
     file.write(limits=limits, alice=["alices"])
-    async with server(file.setting, STEPPED) as started:
+    async with server(file.setting, STEPPED, "engine.options.frames_per_char=10") as started:
         async with peer(started.address.url, headers=ALICE) as speaking:
+            # It lasts for longer than a test stands still.
+            await speaking.send(m.Config(lead_ms=200))
             await speaking.say("a", SENTENCE)
             await speaking.wait_for(m.Audio)
             file.write(limits=limits, alice=["alices-new"])
@@ -280,7 +288,8 @@ async def test_quotas_of_a_key_that_goes(file: KeyFile) -> None:
             # The name still has a socket.
             lines = "X-API-Key: alices-new"
             assert (await answer(started, request(lines)))[0] == 429
-            assert isinstance((await speaking.utterance("a"))[-1], m.Done)
+            await speaking.send(m.Cancel(context="a"))
+            assert isinstance((await speaking.utterance("a"))[-1], m.Cancelled)
             assert await closed(speaking) == (1008, "key_removed")
         await turns_until(lambda: started.admission.active == 0)
         async with peer(started.address.url, headers=new) as next_one:
@@ -290,7 +299,7 @@ async def test_quotas_of_a_key_that_goes(file: KeyFile) -> None:
             refused = await next_one.wait_for(m.Error)
             assert (refused.context, refused.code) == ("c", "context_limit")
             # Characters are the minute's, whoever sent them.
-            await next_one.send(m.Text(context="b", text="a" * 60))
+            await next_one.send(m.Text(context="b", text="a" * 100))
             assert (await next_one.wait_for(m.Error)).code == "rate_limited"
 
 

@@ -18,7 +18,9 @@ from orpheus_ws.server import Server
 from tests.harness import JSON, MSGPACK, TERMINAL, Peer, audio, peer, server, turns_until
 from tests.server_peers import SENTENCE, STEPPED, closed, http, metric, one, rest, socket_of
 
-DIES_LAST = ("engine.options.fault=dies", "engine.options.fault_requests=3", STEPPED)
+LONG = (STEPPED, "engine.options.frames_per_char=10")
+"""Whoever speaks does so for longer than a test stands still: of the 25 s there is a lead of 2 s at most."""
+DIES_LAST = ("engine.options.fault=dies", "engine.options.fault_requests=3", *LONG)
 """Request 0 is the probe at start-up; two sockets speak before the one that kills the engine."""
 
 
@@ -33,6 +35,7 @@ def outcomes(received: list[m.ServerMessage]) -> Counter[tuple[str | None, str]]
 
 async def busy(connected: Peer) -> None:
     """Have one context speak, one wait for its turn, and one for its text."""
+    await connected.send(m.Config(lead_ms=2000))
     await connected.say("speaking", SENTENCE)
     await connected.say("queued", SENTENCE)
     await connected.send(m.Open(context="silent"))
@@ -97,7 +100,7 @@ async def test_codec_death(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(_decoder: ToneDecoder, _batch: Sequence[Work]) -> list[Samples]:
         raise SystemExit("the driver had enough")
 
-    async with one(STEPPED) as (started, connected), peer(started.address.url) as other:
+    async with one(*LONG) as (started, connected), peer(started.address.url) as other:
         for speaker in (connected, other):
             await busy(speaker)
         monkeypatch.setattr(ToneDecoder, "step", leave)
@@ -113,7 +116,8 @@ async def test_codec_death(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_client_that_reads_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client with unread audio before it finds every terminal message behind it."""
-    monkeypatch.setattr("orpheus_ws.server.websocket.CLOSE_SECONDS", 30.0)
+    for patience in ("server", "server.websocket"):  # the library's, and ours with it
+        monkeypatch.setattr(f"orpheus_ws.{patience}.CLOSE_SECONDS", 30.0)
     never = ("engine.options.fault=never_stops", "server.write_seconds=30")
     async with one(*never) as (started, late):
         late.socket.transport.pause_reading()

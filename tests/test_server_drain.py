@@ -32,14 +32,18 @@ async def told(connected: Peer) -> m.Draining:
 
 async def test_drain() -> None:
     """Draining refuses new sockets, closes idle ones with 1012 and lets the others finish."""
-    async with one(STEPPED) as (started, connected), peer(started.address.url) as idle:
-        await connected.say("a", SENTENCE)
+    async with (
+        one("server.drain_seconds=60") as (started, connected),
+        peer(started.address.url) as idle,
+    ):
+        # It does not end before it is told to.
+        await connected.send(m.Text(context="a", text=SENTENCE), m.Flush(context="a", id=1))
         await connected.wait_for(m.Audio)
         assert await metric(started, "orpheus_draining_seconds") == 0
         draining = asyncio.create_task(started.drain(at_once))
-        assert (await told(idle)).deadline_ms == 5000
+        assert (await told(idle)).deadline_ms == 60_000
         assert 0 < await metric(started, "orpheus_draining_seconds") < 60
-        assert await metric(started, "orpheus_drain_limit_seconds") == 5
+        assert await metric(started, "orpheus_drain_limit_seconds") == 60
         assert await closed(idle) == (1012, "restart")
         with pytest.raises(InvalidStatus) as refusal:
             await connect(started.address.url)
@@ -49,6 +53,7 @@ async def test_drain() -> None:
         assert response.headers["Retry-After"] == "1"
         assert (await http(started, "/readyz"))[0] == 503
         assert (await http(started, "/healthz"))[0] == 200
+        await connected.send(m.End(context="a"))
         received = await connected.utterance("a")
         assert any(isinstance(message, m.Draining) for message in received)
         assert isinstance(received[-1], m.Done)

@@ -91,9 +91,9 @@ async def test_at_the_rate_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None
         for number in range(burst - 2):
             await connected.send(m.Ping(id=number))
             await connected.wait_for(m.Pong)
-        lag = clock() - moment
-        monkeypatch.setattr(inflow, "clock", lambda: clock() - lag)
         before = clock()
+        lag = before - moment
+        monkeypatch.setattr(inflow, "clock", lambda: clock() - lag)
         for over in ("over", "waits"):
             await connected.send(m.Ping(id=over))
             assert (await connected.wait_for(m.Pong)).id == over

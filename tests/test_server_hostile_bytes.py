@@ -25,7 +25,7 @@ AT_ONCE = 8
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 PING = bytes.fromhex("8984 00000000") + b"ping"
 CLOSE = bytes.fromhex("8882 00000000 03e8")
-SETTINGS = ("engine.capacity=24", "server.handshake_seconds=2", STEPPED)
+SETTINGS = ("engine.capacity=24", STEPPED)
 
 
 async def intrude(port: int, kind: str, seed: int) -> bytes:

@@ -30,7 +30,7 @@ from tests.http_peers import (
     one_call,
     speech,
 )
-from tests.server_peers import SENTENCE, STEPPED, http, metric
+from tests.server_peers import SENTENCE, STEPPED, http, metric, stepped_by_hand
 
 SEGMENT_SECONDS = 3.5
 """More than `SENTENCE` takes."""
@@ -57,10 +57,16 @@ async def test_all_that_is_written_is_heard(surface: str) -> None:
 @every_surface
 async def test_speech_is_heard_while_it_is_spoken(surface: str) -> None:
     """The first audio comes while the engine still speaks the first sentence."""
-    async with one_call(STEPPED) as (started, caller):
-        assert await ask(caller, surface, SENTENCE) == 200
+    async with one_call() as (started, caller):
+        engine = stepped_by_hand(started)
+        asking = asyncio.create_task(ask(caller, surface, SENTENCE))
+        await turns_until(lambda: bool(engine._running))
+        engine._step(tuple(engine._running))
+        assert await asking == 200
         assert await caller.hear()
-        assert started.engine.statistics().active == 1
+        assert engine.statistics().active == 1
+        while engine._running:
+            engine._step(tuple(engine._running))
         assert await caller.rest()
 
 

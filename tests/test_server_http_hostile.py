@@ -23,6 +23,7 @@ from tests.http_peers import (
     calling,
     every_surface,
     http_server,
+    lose_patience,
     one_call,
     speech,
 )
@@ -280,16 +281,19 @@ async def test_duplicate_fields(surface: str) -> None:
 
 async def test_a_part_of_a_request_behind_another() -> None:
     """Its rest is waited for no longer than that of any other."""
-    async with one_call("server.handshake_seconds=0.2") as (started, caller):
-        first = post(SPEECH, whole(), "Connection: keep-alive")
-        caller.writer.write(first + b"POST /v1/audio/sp")
-        assert b"HTTP/1.1 200 " in await caller.reader.read()
+    async with http_server() as started:
+        lose_patience(started, 0.2)
+        async with calling(started) as caller:
+            first = post(SPEECH, whole(), "Connection: keep-alive")
+            caller.writer.write(first + b"POST /v1/audio/sp")
+            assert b"HTTP/1.1 200 " in await caller.reader.read()
+        lose_patience(started, 600.0)
         await is_well(started)
 
 
 async def test_a_part_of_a_request_that_is_completed() -> None:
     """Who sends the rest in time is answered, and is then as idle as anybody."""
-    async with one_call("server.handshake_seconds=2") as (_, caller):
+    async with one_call("server.handshake_seconds=5") as (_, caller):
         first = post(SPEECH, whole(), "Connection: keep-alive")
         second = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
         caller.writer.write(first + second[:9])
@@ -297,7 +301,7 @@ async def test_a_part_of_a_request_that_is_completed() -> None:
         caller.writer.write(second[9:])
         assert await caller.reader.readuntil(b"\r\n") == b"HTTP/1.1 200 OK\r\n"
         clock = asyncio.get_running_loop().time
-        late = clock() + 2
+        late = clock() + 5
         await turns_until(lambda: clock() > late)
         caller.writer.write(second)
         assert b"HTTP/1.1 200 OK\r\n" in await caller.reader.readuntil(b"HTTP/1.1 200 OK\r\n")
@@ -305,9 +309,12 @@ async def test_a_part_of_a_request_that_is_completed() -> None:
 
 async def test_a_body_that_was_answered_and_never_ends() -> None:
     """So it is with the rest of a body that came with its head and for which nobody waits."""
-    async with one_call("server.handshake_seconds=0.2") as (started, caller):
-        caller.writer.write(post("/none", b"{", "Content-Length: 9", "Connection: keep-alive"))
-        assert (await caller.reader.read()).startswith(b"HTTP/1.1 404 ")
+    async with http_server() as started:
+        lose_patience(started, 0.2)
+        async with calling(started) as caller:
+            caller.writer.write(post("/none", b"{", "Content-Length: 9", "Connection: keep-alive"))
+            assert (await caller.reader.read()).startswith(b"HTTP/1.1 404 ")
+        lose_patience(started, 600.0)
         await is_well(started)
 
 

@@ -1,5 +1,6 @@
 """The server over HTTP: who is refused, and with what; requests that never end."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -14,6 +15,8 @@ from tests.http_peers import (
     ask,
     calling,
     every_surface,
+    http_server,
+    lose_patience,
     one_call,
     speech,
 )
@@ -161,7 +164,8 @@ async def test_too_long_a_head() -> None:
 
 async def test_a_body_that_never_ends() -> None:
     """After a while it is refused with 408, and no slot was held for it."""
-    async with one_call("server.handshake_seconds=0.05") as (started, caller):
+    async with one_call() as (started, caller):
+        lose_patience(started, 0.05)
         caller.writer.write(
             b"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
         )
@@ -173,13 +177,17 @@ async def test_a_body_that_never_ends() -> None:
 @pytest.mark.parametrize("answered", [False, True])
 async def test_a_head_that_never_ends(sent: bytes, answered: bool) -> None:
     """Whoever owes the rest of a request, or a first one, is cut off after a while."""
-    async with one_call("server.handshake_seconds=0.2") as (_, caller):
-        if answered:
-            assert await caller.ask("GET", "/healthz") == 200
-            await caller.rest()
-        caller.writer.write(sent)
-        while await caller.reader.read(1000):
-            pass
+    async with http_server(*(() if answered else ("server.handshake_seconds=0.2",))) as started:
+        lose_patience(started, 0.2)
+        async with calling(started) as caller:
+            if answered:
+                assert await caller.ask("GET", "/healthz") == 200
+                await caller.rest()
+            caller.writer.write(sent)
+            # It may be so late that nobody is there any more.
+            with contextlib.suppress(ConnectionError):
+                while await caller.reader.read(1000):
+                    pass
 
 
 async def test_nothing_at_all() -> None:
@@ -190,12 +198,15 @@ async def test_nothing_at_all() -> None:
 
 async def test_a_body_for_nobody_that_never_ends() -> None:
     """The rest of what was refused already is not waited for either."""
-    async with one_call("server.handshake_seconds=0.05") as (_, caller):
-        caller.writer.write(b"POST /none HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-        assert await caller.reader.readuntil(b"\r\n") == b"HTTP/1.1 404 Not Found\r\n"
-        caller.writer.write(b"{")
-        while await caller.reader.read(1000):
-            pass
+    async with http_server() as started:
+        lose_patience(started, 0.05)
+        async with calling(started) as caller:
+            caller.writer.write(b"POST /none HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            assert await caller.reader.readuntil(b"\r\n") == b"HTTP/1.1 404 Not Found\r\n"
+            caller.writer.write(b"{")
+            with contextlib.suppress(ConnectionError):
+                while await caller.reader.read(1000):
+                    pass
 
 
 async def test_not_http_at_all() -> None:

@@ -55,6 +55,12 @@ class KeyFile:
         os.replace(fresh, self.path)  # noqa: PTH105 - the name of what it does
 
 
+@pytest.fixture(autouse=True)
+def _read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read again when a test asks for it, and not also because it has taken two seconds."""
+    monkeypatch.setattr("orpheus_ws.server.reload.LOOK_SECONDS", 3600.0)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> KeyFile:
     """A file with a key of Alice's and one of Bob's."""

@@ -141,14 +141,14 @@ async def test_text() -> None:
 @every_surface
 async def test_text_over_http(surface: str) -> None:
     """Too much text is 429 with the time to wait; more than ever fits is 400."""
-    settings = ("auth.keys.alice=alices", "auth.text_per_minute=40")
+    settings = ("auth.keys.alice=alices", "auth.text_per_minute=30")
     async with http_server(*settings) as started, calling(started) as caller:
         assert await ask(caller, surface, SHORT, **ALICE) == 200
         assert await caller.rest()
         assert await ask(caller, surface, SHORT, **ALICE) == 429
         assert 0 < int(caller.headers["retry-after"]) <= 60
         assert "rate_limited" in json.dumps(await caller.json())
-        assert await ask(caller, surface, "x" * 41, **ALICE) == 400
+        assert await ask(caller, surface, "x" * 31, **ALICE) == 400
         assert "text_too_long" in json.dumps(await caller.json())
         assert PATHS[surface]
 

@@ -17,6 +17,8 @@ LONG = f"{SENTENCE} " * 3
 SEED = m.Sampling(seed=1)
 BYTES_PER_SECOND = 48_000
 PATIENT = "server.write_seconds=600"
+AWAY = 600.0
+"""Seconds for which somebody reads nothing."""
 
 
 @pytest.fixture(autouse=True)
@@ -89,14 +91,15 @@ async def test_who_returns_hears_everything_once(
         before = await metric(started, "orpheus_audio_seconds_total")
         # It stays away for so long that the virtual player runs dry.
         for user in ("connection", "spoken_context"):
-            monkeypatch.setattr(f"orpheus_ws.server.{user}.clock", lambda: clock() + 60)
+            monkeypatch.setattr(f"orpheus_ws.server.{user}.clock", lambda: clock() + AWAY)
         assert await metric(started, "orpheus_audio_seconds_total") == before
         connected.socket.transport.resume_reading()
         received += await connected.utterance("a")
         assert pcm(received) == await whole()
         assert [type(each) for each in received if isinstance(each, m.Done)] == [m.Done]
         assert await connected.fence() == []
-        assert await metric(started, "orpheus_underruns_total") == 0
+        # Seconds, as the machine may have held up both of them for a few.
+        assert await metric(started, "orpheus_underrun_seconds_total") < AWAY / 10
         assert await metric(started, "orpheus_orphaned_audio_seconds_total") == 0
 
 

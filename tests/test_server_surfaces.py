@@ -156,7 +156,8 @@ async def test_baseten_failure_noticed_while_reading() -> None:
         server(STEPPED, "limits.text_chars=100") as started,
         speaking(started, "baseten") as speaker,
     ):
-        await speaker.write("and so on " * 20, complete=False)
+        # In one frame: what a client that stands still has sent by then would be spoken.
+        await speaker.socket.send("and so on " * 20)
         await speaker.fails()
         assert (speaker.socket.close_code, speaker.socket.close_reason) == (1008, "text_too_long")
 

@@ -27,6 +27,12 @@ from tests.server_peers import SENTENCE, STEPPED, closed, http, metric
 from tests.test_server_slow import ENDLESS, MAX_UNSENT, SMALL_BUFFER, fall_silent
 
 
+@pytest.fixture(autouse=True)
+def _read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read again when a test asks for it, and not also because it has taken two seconds."""
+    monkeypatch.setattr("orpheus_ws.server.reload.LOOK_SECONDS", 3600.0)
+
+
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     """An authority that has signed a certificate."""

@@ -13,7 +13,7 @@ from orpheus_ws.server.handshake import AdmittedConnection
 from tests.certificates import Authority
 from tests.harness import peer, server, turns_until
 from tests.server_peers import held
-from tests.test_server_handshake_queue import raw
+from tests.test_server_handshake_queue import no_turn_comes, raw
 
 HTTP = "server.http_port=0"
 HELLO = b"\x16\x03\x01\x02\x00"
@@ -89,6 +89,7 @@ async def test_handshakes_have_their_turn(
     monkeypatch.setattr(tls_queue, "MAX_WAITING", 2)
     settings = (*authority.settings, "server.handshakes_per_second=1", HTTP)
     async with server(*settings) as started, contextlib.AsyncExitStack() as stack:
+        no_turn_comes(tls_queue, monkeypatch)
         busy = started.metrics.handshakes_refused.labels("busy")._value
         for port in ("port", "http_port", "port"):
             await stack.enter_async_context(raw(started, HELLO, port))

@@ -132,7 +132,8 @@ async def test_waiting_has_an_end() -> None:
 
 async def test_cancelling_leaves_the_queue() -> None:
     """A context that is cancelled while it waits leaves at once, with nothing spoken or held."""
-    async with one(*SHARED) as (started, speaking), peer(started.address.url) as waiting:
+    endless = ("engine.options.fault=never_stops", "engine.options.fault_requests=1")
+    async with one(*SHARED, *endless) as (started, speaking), peer(started.address.url) as waiting:
         before = held(started)
         await speak(speaking, "a")
         await wait_in_line(started, waiting, "b")
@@ -178,27 +179,29 @@ async def test_draining_serves_the_queue() -> None:
 
 async def test_death_ends_the_queue() -> None:
     """When the engine dies whoever waits for a slot is told so once."""
-    # Request 0 is the probe.
-    dying = ("engine.options.fault=dies", "engine.options.fault_requests=1")
-    settings = ("engine.capacity=1", "server.oversubscription=2", *dying)
-    slow = "engine.options.step_seconds=0.3"
-    async with one(*settings, slow) as (started, speaking), peer(started.address.url) as waiting:
-        await speaking.say("a", SENTENCE)
-        await turns_until(lambda: started.turns.taken == 1)
+    async with one(*SHARED) as (started, speaking), peer(started.address.url) as waiting:
+        await speak(speaking, "a")
         await wait_in_line(started, waiting, "b")
+        await started.engine.close()
         (failed,) = await waiting.utterance("b")
         assert isinstance(failed, m.Error)
         assert failed.code == "engine_failed"
         await turns_until(lambda: started.turns.taken == started.turns.waiting == 0)
 
 
-async def test_silence_frees_the_slot() -> None:
+async def test_silence_frees_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context without text keeps its slot while its listener has something to play, then not."""
+    moment = clock()
+    users = [f"orpheus_ws.server.{user}.clock" for user in ("connection", "spoken_context")]
+    for user in users:  # until the other waits, however long that takes, nothing is played
+        monkeypatch.setattr(user, lambda: moment)
     async with one(*SHARED) as (started, writing), peer(started.address.url) as waiting:
         await writing.send(m.Text(context="a", text="Hi there."), m.Flush(context="a", id=1))
         await writing.wait_for(m.Flushed)
         await wait_in_line(started, waiting, "b")
         assert started.engine.statistics().active == 0  # it is kept for `a`
+        for user in users:
+            monkeypatch.setattr(user, clock)
         assert isinstance((await waiting.utterance("b"))[-1], m.Done)
         # `a` has not ended and may go on.
         await writing.say("a", SENTENCE)
