@@ -329,7 +329,8 @@ def test_a_signal_to_read_again(tmp_path: Path) -> None:
         refused = run(*say, "--api-key", "one", "Hello.")
         assert (refused.returncode, "HTTP 401" in refused.stderr) == (1, True)
         load = ("load", announced["url"], "--ca", str(authority.file), "--api-key", "two")
-        loaded = run(*load, "--streams", "1", "--utterances", "1", "--ramp", "0", "--json")
+        one = ("--streams", "1", "--utterances", "1", "--ramp", "0", "--prebuffer-ms", "60000")
+        loaded = run(*load, *one, "--json")
         assert loaded.returncode == 0, loaded.stderr
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
