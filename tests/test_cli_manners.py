@@ -275,7 +275,7 @@ def test_what_is_over_at_once_has_no_bar(monkeypatch: pytest.MonkeyPatch) -> Non
     for seconds, shown in ((PATIENCE_SECONDS - 0.001, False), (PATIENCE_SECONDS, True)):
         monkeypatch.setattr(sys, "stderr", terminal := Terminal())
         moments = iter((10.0, 10.0, 10.0 + seconds))
-        with advancing(3, "speaking", lambda: next(moments)) as advance:
+        with advancing(3, "speaking", moments.__next__) as advance:
             advance(1)
             assert terminal.getvalue() == ""
             advance(2)
