@@ -28,8 +28,9 @@ from orpheus_ws.loadtest import Figures, Harness, Live, Percentiles, Progress, R
 from orpheus_ws.loadtest.tally import Tally
 from orpheus_ws.planning.profiles import find_gpu
 from tests.certificates import Authority
+from tests.doctor_runs import command
 from tests.manifests import blank, measured
-from tests.test_cli import SIMULATED, command, run, serving
+from tests.test_cli import SIMULATED, run, serving
 
 # Each starts processes, which take their time.
 pytestmark = pytest.mark.slow
@@ -237,9 +238,20 @@ def test_where_to_begin(tmp_path: Path, name: str, gpu: str | None) -> None:
 # The command -------------------------------------------------------------------------------------
 
 
+PATIENT = "from orpheus_ws.audio import Player; Player.PREBUFFER = 60.0"
+"""What is found says how busy the machine is; this player and this objective make of that whatever is whole."""
+
+
 def calibrate(path: Path, *arguments: str) -> list[str]:
-    """The arguments of `orpheus-ws` for a simulated engine."""
-    return ["calibrate", *SIMULATED, "--set", f"engine.manifest={path}", *arguments]
+    """The command line for a simulated engine."""
+    given = ("--set", f"engine.manifest={path}", "--objective-ms", "60000", *arguments)
+    return command("calibrate", *SIMULATED, *given, prelude=PATIENT)
+
+
+def calibrated(path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run it to its end."""
+    line = calibrate(path, *arguments)
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
 
 
 SHORT = ("--probe-seconds", "1", "--confirm-seconds", "2")
@@ -248,7 +260,7 @@ SHORT = ("--probe-seconds", "1", "--confirm-seconds", "2")
 def test_what_is_confirmed_is_served(tmp_path: Path) -> None:
     """The number is written with its evidence, `serve` and `doctor` take it, and both call it simulated."""
     manifest, out = tmp_path / "m.json", tmp_path / "out.json"
-    done = run(*calibrate(manifest, "--max", "1", *SHORT, "--out", str(out)))
+    done = calibrated(manifest, "--max", "1", *SHORT, "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "1 streams, confirmed and written" in done.stdout
     assert "SIMULATED" in done.stdout
@@ -301,9 +313,8 @@ def test_a_server_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_not_even_one(tmp_path: Path) -> None:
     """Where one stream breaks a bound, one line says which and what to do; nothing is written."""
-    done = run(
-        *calibrate(tmp_path / "m.json", *SHORT, "--max", "1", "--objective-ms", "0.001", "--json")
-    )
+    impossible = ("--max", "1", "--objective-ms", "0.001", "--json")
+    done = calibrated(tmp_path / "m.json", *SHORT, *impossible)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
@@ -318,7 +329,7 @@ def test_not_even_one(tmp_path: Path) -> None:
 
 def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
     """Where `--out` cannot be is said before anything is measured."""
-    done = run(*calibrate(tmp_path / "m.json", "--out", str(tmp_path / "none" / "out.json")))
+    done = calibrated(tmp_path / "m.json", "--out", str(tmp_path / "none" / "out.json"))
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -327,7 +338,7 @@ def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_server_that_cannot_start(tmp_path: Path) -> None:
     """The server's own line says why, and no process is left."""
-    done = run(*calibrate(tmp_path / "m.json", "--set", "codec.slots=2"))
+    done = calibrated(tmp_path / "m.json", "--set", "codec.slots=2")
     assert done.returncode == 1
     assert "no server with 64 streams: the codec has 2 slots" in done.stderr
     assert "Traceback" not in done.stderr
@@ -338,7 +349,7 @@ def calibrating(path: Path) -> Iterator[tuple["subprocess.Popen[str]", list[psut
     """A calibration that has ended one probe, and all processes that it has started."""
     arguments = ("--max", "4", "--start", "2", *SHORT, "--out", str(path.with_suffix(".out")))
     with subprocess.Popen(
-        command(*calibrate(path, *arguments)),
+        calibrate(path, *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

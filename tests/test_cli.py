@@ -12,14 +12,16 @@ import threading
 import time
 import urllib.request
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
+from orpheus_ws import messages as m
 from orpheus_ws.access_tokens import verify_token
+from orpheus_ws.client import connect_sync
 from tests.certificates import Authority
 
 SIMULATED = ("--engine", "simulated", "--set", "codec.name=simulated")
@@ -55,10 +57,12 @@ def player(folder: Path, script: str) -> str:
 
 
 @contextlib.contextmanager
-def serving(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, str]]]:
+def serving(
+    *arguments: str, program: Callable[..., list[str]] = command
+) -> Iterator[tuple["subprocess.Popen[str]", dict[str, str]]]:
     """`orpheus-ws serve` in the background, with what it announced."""
     with subprocess.Popen(
-        command("serve", *SIMULATED, *FREE_PORTS, *arguments),
+        program("serve", *SIMULATED, *FREE_PORTS, *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -276,25 +280,34 @@ def test_usage() -> None:
 
 def test_a_drained_server_lets_speech_finish() -> None:
     """SIGTERM in the middle of an utterance lets it finish; then the server exits with 0."""
-    slow = ("--set", "engine.options.step_seconds=0.02")
-    with serving(*slow) as (process, announced):
-        with subprocess.Popen(
-            command("say", "--url", announced["url"], "-o", "-", "A longer sentence, to be heard."),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        ) as saying:
-            while not _speaking(announced):
-                assert saying.poll() is None
-            process.send_signal(signal.SIGTERM)
-            spoken, _ = saying.communicate(timeout=60)
-            assert saying.returncode == 0
-            assert len(spoken) > 20 * 4096
+    draining = threading.Event()
+
+    def written() -> Iterator[str]:
+        yield "A sentence, to be heard. "
+        assert draining.wait(30)
+        yield "And this is its end."
+
+    with serving() as (process, announced):
+        said = []
+        with connect_sync(announced["url"]) as client:
+            utterance = client.speak(written())
+            for event in utterance.events():
+                if isinstance(event, m.Segment):
+                    said.append(event.text)
+                if isinstance(event, m.Audio) and not draining.is_set():
+                    process.send_signal(signal.SIGTERM)
+                    while not _drains(announced):
+                        pass
+                    draining.set()
+            assert said == ["A sentence, to be heard.", "And this is its end."]
+            assert isinstance(utterance.result, m.Done)
         assert process.wait(timeout=30) == 0
 
 
-def _speaking(announced: dict[str, str]) -> bool:
-    with urllib.request.urlopen(announced["metrics"], timeout=10) as response:
-        return b'orpheus_live_contexts{state="speaking"} 1.0' in response.read()
+def _drains(announced: dict[str, str]) -> bool:
+    url = announced["url"].replace("ws:", "http:").replace("/v1/tts", "/capacity")
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return bool(json.load(response)["draining"])
 
 
 def test_a_signal_to_read_again(tmp_path: Path) -> None:
@@ -329,7 +342,8 @@ def test_a_signal_to_read_again(tmp_path: Path) -> None:
         refused = run(*say, "--api-key", "one", "Hello.")
         assert (refused.returncode, "HTTP 401" in refused.stderr) == (1, True)
         load = ("load", announced["url"], "--ca", str(authority.file), "--api-key", "two")
-        loaded = run(*load, "--streams", "1", "--utterances", "1", "--ramp", "0", "--json")
+        one = ("--streams", "1", "--utterances", "1", "--ramp", "0", "--prebuffer-ms", "60000")
+        loaded = run(*load, *one, "--json")
         assert loaded.returncode == 0, loaded.stderr
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0

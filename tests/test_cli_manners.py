@@ -1,6 +1,7 @@
 """How every command behaves: it teaches, ends in one line and one code, and spares programs its colours."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -21,6 +22,7 @@ import orpheus_ws
 from docs import cli_pages
 from orpheus_ws import cli
 from orpheus_ws.cli.exits import Exit
+from orpheus_ws.cli.progress import PATIENCE_SECONDS, advancing
 from tests.test_cli import command, run, serving
 
 PROGRAMS = {"orpheus-ws": cli.cli, "python -m engine_build": engine_build.cli.cli}
@@ -248,7 +250,7 @@ def test_colours_are_for_terminals() -> None:
 
 
 def test_a_long_speech_shows_how_far_it_is(tmp_path: Path) -> None:
-    """From two seconds on a terminal has a bar; a short speech has none, nor has one that is read."""
+    """From two seconds on a terminal has a bar; one that is read by a program has none."""
     slow = ("--set", "engine.options.step_seconds=0.006")
     text = "This sentence takes about a second. " * 6
     with serving(*slow) as (_, announced):
@@ -257,8 +259,27 @@ def test_a_long_speech_shows_how_far_it_is(tmp_path: Path) -> None:
         assert code == 0
         assert "speaking" in seen
         assert "%" in seen
-        assert "speaking" not in on_a_terminal(*said, "Hi.")[1]
         assert "%" not in run(*said, text).stderr
+
+
+class Terminal(io.StringIO):
+    """Standard error that somebody looks at."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+
+def test_what_is_over_at_once_has_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none before two seconds are over, and one from then on."""
+    for seconds, shown in ((PATIENCE_SECONDS - 0.001, False), (PATIENCE_SECONDS, True)):
+        monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+        moments = iter((10.0, 10.0, 10.0 + seconds))
+        with advancing(3, "speaking", moments.__next__) as advance:
+            advance(1)
+            assert terminal.getvalue() == ""
+            advance(2)
+        assert ("speaking" in terminal.getvalue()) == shown
 
 
 @pytest.mark.parametrize(

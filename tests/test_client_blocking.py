@@ -2,13 +2,14 @@
 
 import asyncio
 import gc
+import inspect
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -286,6 +287,33 @@ def test_what_runs_when_the_block_is_left() -> None:
         assert running.wait(30)
     caller.join()
     assert [type(failure) for failure in failures] == [Disconnected]
+
+
+@pytest.mark.parametrize("when", ["before it is begun", "when it is"])
+def test_a_call_that_is_interrupted_at_once(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C before anything is waited for leaves nothing running either."""
+    begun, left = threading.Event(), threading.Event()
+
+    async def for_ever() -> None:
+        begun.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            left.set()
+
+    def interrupted(thread: _LoopThread, *arguments: Any) -> None:
+        if when == "when it is":
+            start(thread, *arguments)
+            assert begun.wait(30)
+        raise KeyboardInterrupt
+
+    start = _LoopThread.start
+    monkeypatch.setattr(_LoopThread, "start", interrupted)
+    with _LoopThread() as loop_thread:
+        with pytest.raises(KeyboardInterrupt):
+            loop_thread.call(coroutine := for_ever())
+        assert left.is_set() == begun.is_set() == (when == "when it is")
+        assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
 
 
 async def test_reconnecting() -> None:

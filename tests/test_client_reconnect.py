@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import sys
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -31,11 +32,11 @@ def on(started: Server) -> str:
     return f"server.port={started.address.port}"
 
 
-async def serving(port: int) -> tuple[asyncio.subprocess.Process, str]:
+async def serving(port: int, *settings: str) -> tuple[asyncio.subprocess.Process, str]:
     """A server in a process of its own, and its URL."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "orpheus_ws", "serve", "--engine", "simulated"),
-        *("--set", "codec.name=simulated", "--set", STEPPED),
+        *(part for each in ("codec.name=simulated", *settings) for part in ("--set", each)),
         *("--port", str(port), "--metrics-port", "0"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -95,7 +96,8 @@ async def test_a_server_that_dies_in_the_middle() -> None:
 async def test_a_server_that_is_killed() -> None:
     """A server process that dies without a word is noticed at once, and its successor speaks."""
     async with contextlib.AsyncExitStack() as stack:
-        process, url = await serving(0)
+        # Twenty seconds of speech: it is in the middle of it when it is killed, however late that is.
+        process, url = await serving(0, STEPPED, "engine.options.fault=never_stops")
         client = await stack.enter_async_context(connect(url))
         chunks = aiter(client.speak(SENTENCE))
         assert await anext(chunks)
@@ -271,7 +273,14 @@ async def test_draining() -> None:
         address(old.address.port) as where,
         connect(where.url) as client,
     ):
-        first = client.speak(SENTENCE, lead_ms=10_000)
+        heard_new = asyncio.Event()
+
+        async def written() -> AsyncIterator[str]:
+            yield f"{SENTENCE} "
+            await heard_new.wait()
+            yield "And this is its end."
+
+        first = client.speak(written(), lead_ms=10_000)
         events = first.events()
         async for event in events:
             if isinstance(event, m.Audio):
@@ -281,8 +290,9 @@ async def test_draining() -> None:
         await turns_until(lambda: not client._connection.usable)  # type: ignore[union-attr]
         assert await speaks(client)
         assert (old.admission.active, new.admission.active) == (1, 1)
-        async for _ in events:
-            pass
+        heard_new.set()
+        spoken = [event.text async for event in events if isinstance(event, m.Segment)]
+        assert spoken == ["And this is its end."]
         assert isinstance(first.result, m.Done)
         await draining
         assert await speaks(client)

@@ -56,11 +56,11 @@ async def visit(url: str, process: psutil.Process) -> None:
             before = sum(process.cpu_times()[:2])
             began = asyncio.get_running_loop().time()
             messages = 0
-            while asyncio.get_running_loop().time() - began < SECONDS:
+            while (passed := asyncio.get_running_loop().time() - began) < SECONDS or messages < 10:
                 await speaking.wait_for(m.Audio)
                 messages += 1
-            assert messages > 10
-            assert sum(process.cpu_times()[:2]) - before < SECONDS / 2
+            # However long that took: a loop that spins has a processor, or what it gets of one.
+            assert sum(process.cpu_times()[:2]) - before < passed / 2
         # Descriptors are free once the server has seen that their connections are gone.
         while True:
             try:

@@ -64,8 +64,10 @@ def test_nobody_reads(pipe: tuple[int, int]) -> None:
     lines.finish(0.0)
     assert lines.dropped >= 80
     with os.fdopen(os.dup(reading), "rb") as stream:
-        first = [stream.readline().split()[0] for _ in range(100 - lines.dropped)]
-        assert first == [f"{number}".encode() for number in range(len(first))]
+        first = [int(stream.readline().split()[0]) for _ in range(100 - lines.dropped)]
+        # What fits is the first ten, and what came when the thread had taken some of them.
+        assert first[:10] == list(range(10))
+        assert first == sorted(set(first))
         lines.finish(60)
         lines.put("again")
         assert stream.readline() == b"again\n"

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,10 @@ ALLOWED = {
 """The attributes that may be text."""
 
 
+PATIENT = partial(command, prelude="from orpheus_ws.tracing import otel; otel.FLUSH_SECONDS = 60")
+"""A process that waits for its collector on the busiest of machines."""
+
+
 def to(collector: Collector) -> tuple[str, ...]:
     """Arguments of `serve` that export to this collector."""
     return ("--set", f"tracing.endpoint={collector.endpoint}")
@@ -42,7 +47,7 @@ def test_what_a_collector_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=collectors-own")
     with collecting() as collector:
         keys = ("--set", "auth.keys.marked-name=marked-secret")
-        with serving(*to(collector), *keys) as (process, announced):
+        with serving(*to(collector), *keys, program=PATIENT) as (process, announced):
             speak_marked_words(announced["url"])
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=60) == 0

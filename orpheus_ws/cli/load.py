@@ -72,6 +72,11 @@ NAME: Final = 32
     help="Bound on the 99th percentile of the time to first byte.",
 )
 @click.option("--lead-ms", type=click.IntRange(200, 10_000), help="As in the protocol.  [2000]")
+@click.option(
+    "--prebuffer-ms",
+    type=click.FloatRange(min=0),
+    help="What the player waits for after its first chunk, as your client's does.  [80]",
+)
 @click.option("--voice", help="One of the server's voices.")
 @click.option(
     "--price",

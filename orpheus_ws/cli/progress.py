@@ -17,19 +17,21 @@ WIDTH: Final = 20
 
 
 @contextlib.contextmanager
-def advancing(length: int, label: str) -> Iterator[Callable[[int], None]]:
+def advancing(
+    length: int, label: str, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int], None]]:
     """A function that is told of every step; of `length` steps in all, there may be fewer."""
     if not sys.stderr.isatty():
         yield lambda _steps: None
         return
-    begun, done = time.monotonic(), 0
+    begun, done = clock(), 0
     with contextlib.ExitStack() as stack:
         bar = None
 
         def advance(steps: int) -> None:
             nonlocal bar, done
             done += steps
-            if bar is None and time.monotonic() - begun >= PATIENCE_SECONDS:
+            if bar is None and clock() - begun >= PATIENCE_SECONDS:
                 drawn = click.progressbar(length=length, label=label, file=sys.stderr, width=WIDTH)
                 bar = stack.enter_context(drawn)
             if bar is not None:

@@ -147,12 +147,25 @@ class _LoopThread:
     def call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to its end and return its result. Raises `Disconnected` after the block."""
         ended: concurrent.futures.Future[asyncio.Task[_T]] = concurrent.futures.Future()
-        started = self.start(coroutine, ended.set_result)
+        tasks: list[asyncio.Task[_T]] = []
+
+        def abandon() -> None:
+            if tasks:
+                tasks[0].cancel()
+            else:
+                coroutine.close()
+                ended.cancel()
+
         try:
+            self.start(coroutine, ended.set_result, tasks.append)
             task = ended.result()
+        except Disconnected:
+            raise
         except BaseException:
-            self._loop.call_soon_threadsafe(lambda: started.result().cancel())
-            ended.result()
+            # It may have come at any moment of the two lines above, so only the loop knows what has begun.
+            self._loop.call_soon_threadsafe(abandon)
+            with contextlib.suppress(concurrent.futures.CancelledError):
+                ended.result()
             raise
         if task.cancelled():
             raise Disconnected(CLOSED)
@@ -162,23 +175,22 @@ class _LoopThread:
         self,
         coroutine: Coroutine[Any, Any, _T],
         ended: Callable[[asyncio.Task[_T]], object] = lambda _task: None,
-    ) -> "concurrent.futures.Future[asyncio.Task[_T]]":
-        """Start a coroutine; `ended` is called there with its task. Raises `Disconnected`."""
-        started: concurrent.futures.Future[asyncio.Task[_T]] = concurrent.futures.Future()
+        begun: Callable[[asyncio.Task[_T]], object] = lambda _task: None,
+    ) -> None:
+        """Start a coroutine; `begun` and `ended` are called there with its task. Raises `Disconnected`."""
 
         def begin() -> None:
             task = self._loop.create_task(coroutine)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             task.add_done_callback(ended)
-            started.set_result(task)
+            begun(task)
 
         with self._lock:
             if self._stopped:
                 coroutine.close()
                 raise Disconnected(CLOSED)
             self._loop.call_soon_threadsafe(begin)
-        return started
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

@@ -107,8 +107,11 @@ async def _within_two_steps(engine: Engine, condition: Callable[[EngineStatistic
 
     def settled() -> bool:
         figures = engine.statistics()
+        # An engine in another thread goes on while this one looks.
+        if condition(figures):
+            return True
         assert figures.steps <= last, f"still not so after two steps: {figures}"
-        return condition(figures)
+        return False
 
     await _until(settled)
 
@@ -205,11 +208,12 @@ async def test_more_requests_than_slots(engine: Engine) -> None:
                 ids += group
         return ids
 
+    tasks = [asyncio.create_task(consume(seed)) for seed in range(engine.capacity + 2)]
+    await _until(lambda: engine.statistics().waiting >= 1)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        everyone = await asyncio.gather(*(consume(seed) for seed in range(engine.capacity + 2)))
+        everyone = await asyncio.gather(*tasks)
     assert all(ids[-1] == END_OF_SPEECH for ids in everyone)
     assert max(figures.active for figures in seen) <= engine.capacity
-    assert max(figures.waiting for figures in seen) >= 1
 
 
 async def test_company_changes_nothing(engine: Engine) -> None:
