@@ -166,7 +166,6 @@ class Listener:
         self.player = Player()
         self.messages = 0
         """Of audio, received."""
-        self._work = [0.0, time.thread_time()]  # the most between two of them, and until the last
         self._connected = connected
         self._clock = own_clock
         self._task = asyncio.create_task(self._listen())
@@ -178,16 +177,6 @@ class Listener:
             chunk = await self._connected.wait_for(m.Audio)
             self.player.receive(len(chunk.pcm) / 48_000, self._clock())
             self.messages += 1
-            self._work = [self.most_work, time.thread_time()]
-
-    @property
-    def most_work(self) -> float:
-        """The most seconds of the event loop's work between two messages, or since the last one.
-
-        What is done for others keeps a listener waiting; a machine that stands still does no work.
-        """
-        most, until = self._work
-        return max(most, time.thread_time() - until)
 
     @property
     def in_hand(self) -> float:
