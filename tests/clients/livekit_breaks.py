@@ -18,7 +18,7 @@ from orpheus_ws.integrations.livekit import TTS
 TEXT = "It was cold. We went home."
 STEPS = range(0, 240, 6)
 """Turns of the event loop after which a turn is cancelled: from before the first await to the end."""
-ONCE = APIConnectOptions(max_retry=0, retry_interval=0.01, timeout=5.0)
+ONCE = APIConnectOptions(max_retry=0, retry_interval=0.01, timeout=60.0)
 
 
 async def spoken(tts: TTS) -> float:

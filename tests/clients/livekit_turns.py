@@ -9,8 +9,9 @@ from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT
 
 from tests.clients.acting import HEARD_BEFORE_LEAVING, Failed, Open, Opening, Turn
 
-ONCE = APIConnectOptions(max_retry=0)
-AS_USUAL = APIConnectOptions()
+ONCE = APIConnectOptions(max_retry=0, timeout=60.0)
+PATIENT = APIConnectOptions(max_retry=20)
+"""By itself it tries three times more, the last 4 s after the first; a server may take longer to start."""
 
 
 class LiveKitSpeaker:
@@ -78,7 +79,7 @@ def opening(make: Callable[[Opening, aiohttp.ClientSession], Any]) -> Open:
 
     async def open_speaker(server: Opening) -> LiveKitSpeaker:
         session = aiohttp.ClientSession()
-        options = AS_USUAL if server.patient else ONCE
+        options = PATIENT if server.patient else ONCE
         return LiveKitSpeaker(session, make(server, session), options)
 
     return open_speaker

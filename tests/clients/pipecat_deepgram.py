@@ -5,7 +5,7 @@ from typing import Any
 from pipecat.services.deepgram.tts import DeepgramTTSService
 
 from tests.clients.acting import Opening, act
-from tests.clients.pipecat_turns import opening
+from tests.clients.pipecat_turns import PATIENCE, RESTARTS, opening
 
 
 def service(server: Opening) -> Any:
@@ -14,6 +14,8 @@ def service(server: Opening) -> Any:
         api_key=server.key,
         base_url=server.ws,
         settings=DeepgramTTSService.Settings(voice=server.voice),
+        **PATIENCE,
+        **RESTARTS,
     )
 
 

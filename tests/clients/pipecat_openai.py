@@ -5,7 +5,7 @@ from typing import Any
 from pipecat.services.openai.tts import VALID_VOICES, OpenAITTSService
 
 from tests.clients.acting import Opening, act
-from tests.clients.pipecat_turns import opening
+from tests.clients.pipecat_turns import PATIENCE, opening
 
 
 def service(server: Opening) -> Any:
@@ -15,6 +15,7 @@ def service(server: Opening) -> Any:
         api_key=server.key,
         base_url=f"{server.http}/v1",
         settings=OpenAITTSService.Settings(voice=voice),
+        **PATIENCE,
     )
 
 

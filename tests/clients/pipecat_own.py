@@ -12,7 +12,7 @@ def service(server: Opening) -> Any:
     return OrpheusTTSService(
         url=f"{server.ws}/v1/tts",
         api_key=server.key,
-        patience=10.0 if server.patient else 0.0,
+        patience=40.0 if server.patient else 0.0,
         settings=OrpheusTTSService.Settings(voice=server.voice),
     )
 

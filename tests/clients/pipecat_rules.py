@@ -10,7 +10,7 @@ import itertools
 import json
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipecat.frames.frames import (
@@ -32,6 +32,10 @@ from pipecat.tests.utils import SleepFrame, run_test
 from orpheus_ws.integrations.pipecat import OrpheusTTSService
 
 TEXT = "It was cold. We went home."
+STARTED_SECONDS = 60.0
+"""For a pipeline to start; how long that takes says how busy the machine is."""
+HEARD = SleepFrame()
+"""Stands for as long as it takes until something is heard."""
 
 
 def turn(text: str = TEXT) -> list[Frame]:
@@ -41,8 +45,18 @@ def turn(text: str = TEXT) -> list[Frame]:
     return [LLMFullResponseStartFrame(), *tokens, LLMFullResponseEndFrame()]
 
 
+def sent(frames: Iterable[Frame], heard: list[Frame]) -> Iterator[Frame]:
+    """The frames, one by one as they are sent; after each, whoever sends it lets others run."""
+    for frame in frames:
+        if frame is not HEARD:
+            yield frame
+            continue
+        while not heard:
+            yield SleepFrame(0.01)
+
+
 async def run(
-    url: str, frames: Sequence[Frame], rate: int = 24_000, **options: Any
+    url: str, frames: Iterable[Frame], rate: int = 24_000, **options: Any
 ) -> dict[str, Any]:
     """What comes out of a pipeline for some frames."""
     service = OrpheusTTSService(url=url, patience=0, **options)
@@ -52,10 +66,18 @@ async def run(
     async def on_speech_interrupted(_: Any, spoken: str | None, remaining: str | None) -> None:
         interrupted.append((spoken, remaining))
 
+    heard: list[Frame] = []
+
+    @service.event_handler("on_before_push_frame")
+    async def on_before_push_frame(_: Any, frame: Frame) -> None:
+        if isinstance(frame, TTSAudioRawFrame):
+            heard.append(frame)
+
     down, up = await run_test(
         service,
-        frames_to_send=frames,
+        frames_to_send=sent(frames, heard),
         pipeline_params=PipelineParams(enable_metrics=True, audio_out_sample_rate=rate),
+        start_timeout=STARTED_SECONDS,
     )
     audio = [frame for frame in down if isinstance(frame, TTSAudioRawFrame)]
     words = [frame for frame in down if isinstance(frame, TTSTextFrame)]
@@ -84,7 +106,7 @@ async def watch(url: str, stalling: str, over_tls: str, authority: str) -> dict[
     """What there is to see."""
     voice = TTSUpdateSettingsFrame(delta=OrpheusTTSService.Settings(voice="leo"))
     tokens = TextAggregationMode.TOKEN
-    cut = [*turn(TEXT * 10), SleepFrame(0.7), InterruptionFrame(), *turn()]
+    cut = [*turn(TEXT * 10), HEARD, SleepFrame(0.7), InterruptionFrame(), *turn()]
     return {
         "turn": await run(url, turn()),
         "tokens": await run(url, turn(), text_aggregation_mode=tokens),

@@ -24,10 +24,16 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.websocket_service import WebsocketService
 from pipecat.utils.errors import ErrorCategory
 from pipecat.workers.runner import WorkerRunner
+from websockets.protocol import State
 
 from tests.clients.acting import HEARD_BEFORE_LEAVING, Failed, Open, Opening, Turn
 
 SAMPLE_RATE = 24_000
+PATIENCE = {"stop_frame_timeout_s": 60.0}
+"""For any service of Pipecat's own. It takes a turn for over after 3 s without audio, and what comes after
+that for the next one's; on a busy machine there may be none for longer."""
+RESTARTS = {"reconnect_backoff_min_wait": 10.0}
+"""For one with a socket: it looks for its server three times, then never again."""
 NO_AUDIO = "completed with no audio"
 
 
@@ -69,6 +75,7 @@ class PipecatSpeaker:
 
     def __init__(self, service: Any, *, patient: bool) -> None:
         self._patient = patient
+        self._service = service
         self._connected = asyncio.Event()
         if not isinstance(service, WebsocketService):
             self._connected.set()  # it connects when it has something to ask
@@ -107,15 +114,21 @@ class PipecatSpeaker:
         seconds, and what is said meanwhile is lost.
         """
         if self._patient:
-            await self._connected.wait()
+            await self._connection()
         return await self._turn(text, float("inf"))
 
     async def interrupt(self, text: str) -> Turn:
-        """See `Speaker`: the user has begun to speak."""
+        """See `Speaker`: the user has begun to speak.
+
+        That takes longer than what was under way, which Pipecat's Deepgram service, whose audio has no
+        name, would take for the next turn's.
+        """
         turn = await self._turn(text, HEARD_BEFORE_LEAVING)
         await self._worker.queue_frame(InterruptionFrame())
         while not isinstance(await self._heard.get(), InterruptionFrame):
             pass
+        if isinstance(self._service, WebsocketService):
+            await (await self._service._websocket.ping())
         return turn
 
     async def close(self) -> None:
@@ -123,6 +136,18 @@ class PipecatSpeaker:
         await self._worker.cancel()
         if self._running is not None:
             await self._running
+
+    async def _connection(self) -> None:
+        """Wait until there is one. That the last one was lost may have been seen by its socket alone."""
+        await self._connected.wait()
+        while isinstance(self._service, WebsocketService) and not self._open:
+            self._connected.clear()
+            await self._connected.wait()
+
+    @property
+    def _open(self) -> bool:
+        socket = self._service._websocket
+        return socket is not None and socket.state is State.OPEN
 
     async def _turn(self, text: str, seconds: float) -> Turn:
         await self._worker.queue_frame(LLMFullResponseStartFrame())

@@ -26,6 +26,10 @@ ELSEWHERE: Final = "elsewhere.test"
 
 _TAP: Final = """
 registerProcessor("tap", class extends AudioWorkletProcessor {
+  constructor() {
+    super();
+    this.port.onmessage = ({ data }) => this.port.postMessage(data);
+  }
   process([input], [output]) {
     const block = input[0] ?? new Float32Array(128);
     output[0].set(block);
@@ -48,7 +52,11 @@ _EAR: Final = """(rate, tap) => {
       return connect.call(this, target, ...rest);
     }
     const tap = new AudioWorkletNode(this.context, "tap", { outputChannelCount: [1] });
-    tap.port.onmessage = ({ data }) => ear.blocks.push(data);
+    tap.port.onmessage = ({ data }) => {
+      if (data) ear.blocks.push(data);
+      else ear.cleared = ear.blocks.length;
+    };
+    ear.tap = tap.port;
     ear.rate = this.context.sampleRate;
     connect.call(this, tap);
     return connect.call(tap, target);
@@ -56,7 +64,9 @@ _EAR: Final = """(rate, tap) => {
   const { postMessage } = MessagePort.prototype;
   MessagePort.prototype.postMessage = function (message, ...rest) {
     ear.log.push(message.what);
-    return postMessage.call(this, message, ...rest);
+    postMessage.call(this, message, ...rest);
+    // It comes back among the blocks: those before it may be sound, however late either thread is.
+    if (message.what === "clear" && ear.tap) postMessage.call(ear.tap, null);
   };
   const { send } = WebSocket.prototype;
   WebSocket.prototype.send = function (frame) {
@@ -159,6 +169,21 @@ class Visit:
     def heard(self) -> NDArray[np.float32]:
         """What the audio thread played, at its own rate."""
         return np.frombuffer(base64.b64decode(self.page.evaluate(_BLOCKS)), "<f4")
+
+    @property
+    def cleared(self) -> int | None:
+        """How many samples of that had been played when the audio thread was told to be silent last."""
+        blocks: int | None = self.page.evaluate("() => ear.cleared ?? null")
+        return None if blocks is None else 128 * blocks
+
+    def hears_all(self) -> None:
+        """Wait until what the server sent was heard, sample for sample but for pauses on a busy machine."""
+
+        def all_heard() -> bool:
+            heard = np.rint(self.heard * 32768).astype(np.int16)
+            return np.array_equal(heard[heard != 0], self.pcm[self.pcm != 0])
+
+        until(all_heard, "every sample is heard, and no other")
 
     @property
     def rate(self) -> int:
