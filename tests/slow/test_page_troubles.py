@@ -70,6 +70,19 @@ def test_a_full_server(browser: Browser) -> None:
         assert visit.outside == []
 
 
+def test_a_place_that_has_just_come_free(browser: Browser) -> None:
+    """Refused by a server that has room by the time it is asked why, the page tries again."""
+    with serving_page(browser, "--capacity", "1") as (_, visit):
+        with connect(visit.url, subprotocols=[Subprotocol("tts.v1.json")]) as held:
+            held.recv()
+            free = {"active": 0, "max": 1, "draining": False}
+            visit.page.route("**/capacity", lambda route: route.fulfill(json=free))
+            visit.page.goto(visit.home)
+            visit.shows("#alert", "refused the socket")
+        visit.shows("#state", "connected")
+        assert visit.page.inner_text("#alert") == ""
+
+
 def test_a_lost_socket(browser: Browser) -> None:
     """A server that dies in the middle of a sentence: what came is heard, and the page says what happened."""
     with serving_page(browser, *SLOW_SPEECH) as (process, visit):

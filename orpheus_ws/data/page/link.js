@@ -6,7 +6,7 @@
 import { connect, Trouble } from "./socket.js";
 
 const IDLE_MS = 45_000;
-const AGAIN_MS = { offline: 3000, full: 2000, draining: 2000, dead: 10_000 };
+const AGAIN_MS = { offline: 3000, full: 2000, draining: 2000, dead: 10_000, refused: 3000 };
 const KEY = "orpheus-key";
 
 export class Link {

@@ -17,7 +17,7 @@ export function trouble(kind, { keyed = false } = {}) {
         ? "The server does not know this key, or the token has expired. Type another one."
         : "This server asks for a key. Type yours, or a token of “orpheus-ws token”.";
     case "refused":
-      return `The server refused the socket. Try again; if auth.origins is set, it must list ${location.origin}.`;
+      return `The server refused the socket. This page keeps trying; if auth.origins is set, it must list ${location.origin}.`;
     case "lost":
       return "The connection was lost in the middle of the sentence. You hear what had come; Speak says it again.";
     case "reload":
