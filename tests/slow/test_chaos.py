@@ -24,7 +24,12 @@ from tests.soak.server import SIMULATED, Subject, subject
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-PATIENT = ("server.drain_seconds=3600",)
+PATIENT = (
+    "server.drain_seconds=3600",
+    "server.write_seconds=600",
+    "server.handshake_seconds=600",
+    "limits.context_idle_seconds=600",
+)
 FEW = 48
 """Descriptors: three times what an idle server holds."""
 
