@@ -20,8 +20,8 @@ import yaml
 
 from tests import promql
 
-WINDOWS: Final = {"5m": "15s", "10m": "40s", "15m": "60s"}
-"""What a scrape every second makes of windows for one every five."""
+WINDOWS: Final = {"5m": "15s", "10m": "120s", "15m": "180s"}
+"""What a scrape every second makes of windows for one every five; longer where something must happen several times."""
 
 
 def quicker(expression: str) -> str:
