@@ -32,7 +32,7 @@ AT_ONCE = 10
 Steps are not counted for it: what a machine that stood still owes of them comes in those same turns.
 """
 LISTENER_LEAD_MS = 2000
-MOST_OF_LEAD = 1.4
+MOST_OF_LEAD = 0.7
 """Little enough for a server that stands still to be heard, and more than a busy machine takes."""
 
 
@@ -123,15 +123,16 @@ def references(started: Server, others: AbstractSet[Connection]) -> list[weakref
 class Listener:
     """Somebody who is spoken to without end, and hears it through the virtual player."""
 
-    def __init__(self, connected: Peer) -> None:
+    def __init__(self, connected: Peer, lead_ms: int) -> None:
         self.player = Player()
         self.messages = 0
         """Of audio, received."""
         self._connected = connected
+        self._lead_ms = lead_ms
         self._task = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
-        await self._connected.send(m.Config(lead_ms=LISTENER_LEAD_MS))
+        await self._connected.send(m.Config(lead_ms=self._lead_ms))
         await self._connected.send(m.Text(context="a", text=f"{SENTENCE} " * 20))
         while True:
             chunk = await self._connected.wait_for(m.Audio)
@@ -151,7 +152,9 @@ class Listener:
 
 
 @contextlib.asynccontextmanager
-async def listening(started: Server, count: int) -> AsyncIterator[list[Listener]]:
+async def listening(
+    started: Server, count: int, lead_ms: int = LISTENER_LEAD_MS
+) -> AsyncIterator[list[Listener]]:
     """So many sockets in the middle of their speech, with most of the lead in hand each.
 
     How they began, all at once on a machine that may be busy, is not held against the server.
@@ -159,9 +162,11 @@ async def listening(started: Server, count: int) -> AsyncIterator[list[Listener]
     async with contextlib.AsyncExitStack() as stack:
         listeners = []
         for _ in range(count):
-            listeners.append(Listener(await stack.enter_async_context(peer(started.address.url))))
+            connected = await stack.enter_async_context(peer(started.address.url))
+            listeners.append(Listener(connected, lead_ms))
             stack.push_async_callback(listeners[-1].stop)
-        await turns_until(lambda: all(listener.in_hand > MOST_OF_LEAD for listener in listeners))
+        most = MOST_OF_LEAD * lead_ms / 1000
+        await turns_until(lambda: all(listener.in_hand > most for listener in listeners))
         for listener in listeners:
             listener.player.underruns = 0
         yield listeners

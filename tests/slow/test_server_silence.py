@@ -12,13 +12,18 @@ from tests.test_server_slow import SMALL_BUFFER, fall_silent
 pytestmark = pytest.mark.slow
 
 SILENCE_SECONDS = 60.0
+WRITE_SECONDS = 20
+LEAD_MS = 10_000
+"""Half of what a server would stand still for that waited for the silent one, and far more than a busy machine does."""
 
 
 async def test_a_minute_of_silence() -> None:
     """One client reads nothing for a minute: it is closed, twenty others hear no gap, nothing stays."""
     async with (
-        server("engine.options.fault=never_stops", "server.write_seconds=5") as started,
-        listening(started, 20) as listeners,
+        server(
+            "engine.options.fault=never_stops", f"server.write_seconds={WRITE_SECONDS}"
+        ) as started,
+        listening(started, 20, LEAD_MS) as listeners,
     ):
         others, descriptors = set(started._connections), held(started)[1]
         async with peer(started.address.url, receive_buffer=SMALL_BUFFER) as slow:
