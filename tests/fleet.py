@@ -8,7 +8,6 @@ import contextlib
 import http.client
 import os
 import shutil
-import socket
 import sys
 import urllib.request
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -17,18 +16,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.ports import free_port
 from tests.test_cli import SIMULATED, command
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on just now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def program(name: str) -> str:
@@ -77,7 +68,7 @@ class Replica:
     """`orpheus-ws serve` with engine and codec simulated; its ports outlast its process."""
 
     def __init__(self, capacity: int, *settings: str) -> None:
-        self.port, self.http_port, self.metrics_port = free_ports(3)
+        self.port, self.http_port, self.metrics_port = (free_port() for _ in range(3))
         self._arguments = (
             *("--port", str(self.port), "--http-port", str(self.http_port)),
             *("--metrics-port", str(self.metrics_port), "--capacity", str(capacity)),
@@ -177,7 +168,7 @@ async def _listening(port: int, *line: str, **environment: str) -> AsyncIterator
 @contextlib.asynccontextmanager
 async def haproxy(fleet: Sequence[Replica], sockets: int, _folder: Path) -> AsyncIterator[Proxy]:
     """HAProxy, by environment variables alone."""
-    port, observed = free_ports(2)
+    port, observed = free_port(), free_port()
     environment = {f"REPLICA_{n}": replica.address for n, replica in enumerate(fleet, 1)}
     environment |= {f"HTTP_{n}": replica.http_address for n, replica in enumerate(fleet, 1)}
     environment |= {"SOCKETS": str(sockets), "LISTEN": f"127.0.0.1:{port}"}
@@ -190,7 +181,7 @@ async def haproxy(fleet: Sequence[Replica], sockets: int, _folder: Path) -> Asyn
 @contextlib.asynccontextmanager
 async def nginx(fleet: Sequence[Replica], sockets: int, folder: Path) -> AsyncIterator[Proxy]:
     """nginx, in the foreground and with its files in `folder`."""
-    (port,) = free_ports(1)
+    port = free_port()
     text = (DEPLOY / "nginx" / "nginx.conf").read_text(encoding="utf-8")
     for number, replica in enumerate(fleet, 1):
         text = text.replace(f"127.0.0.1:900{number}", replica.address)
@@ -207,7 +198,7 @@ async def nginx(fleet: Sequence[Replica], sockets: int, folder: Path) -> AsyncIt
 @contextlib.asynccontextmanager
 async def envoy(fleet: Sequence[Replica], _sockets: int, folder: Path) -> AsyncIterator[Proxy]:
     """Envoy, on one thread."""
-    port, admin = free_ports(2)
+    port, admin = free_port(), free_port()
     text = (DEPLOY / "envoy" / "envoy.yaml").read_text(encoding="utf-8")
     places = {"port_value: 9901": admin, "address: 0.0.0.0, port_value: 8765": port}
     for number, replica in enumerate(fleet, 1):

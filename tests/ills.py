@@ -33,8 +33,11 @@ TIMED: Final = {
     "OrpheusContextsWaiting",
     "OrpheusSegmentsStalled",
     "OrpheusCodecSaturated",
+    "OrpheusCodecStuck",
+    "OrpheusTargetMissing",
 }
-"""What a machine that is busy with other things may raise as well."""
+"""What a machine that is busy with other things may raise as well, since alerts fire here without waiting: a scrape
+that is not answered within a second is one."""
 
 
 def _no_files(_folder: Path) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ import contextlib
 import json
 import re
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -19,22 +18,15 @@ from typing import Any, Final
 import yaml
 
 from tests import promql
+from tests.ports import free_port
 
-WINDOWS: Final = {"5m": "15s", "10m": "40s", "15m": "60s"}
-"""What a scrape every second makes of windows for one every five."""
+WINDOWS: Final = {"5m": "15s", "10m": "120s", "15m": "180s"}
+"""What a scrape every second makes of windows for one every five; longer where something must happen several times."""
 
 
 def quicker(expression: str) -> str:
     """An expression with shorter windows."""
     return re.sub(r"\[(\w+)\]", lambda match: f"[{WINDOWS[match[1]]}]", expression)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
 
 
 class Prometheus:

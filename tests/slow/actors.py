@@ -10,7 +10,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -104,14 +103,6 @@ def serving(*arguments: str, port: int = 0, http_port: int = 0) -> Iterator[Serv
             yield Served(process, json.loads(process.stdout.readline()))
         finally:
             process.kill()
-
-
-def free_port() -> int:
-    """A port for a server that is to come back at the same one."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 class Answer(NamedTuple):

@@ -18,6 +18,7 @@ from orpheus_ws.audio import LARGEST_PORTION
 from orpheus_ws.engine.pocket import VOICE as POCKET
 from orpheus_ws.server.receipts import most_unread
 from tests.clients_list import BY_NAME, Client, Findings, record, recorded
+from tests.ports import free_port
 from tests.slow.actors import (
     PING_SECONDS,
     SIMULATED,
@@ -25,7 +26,6 @@ from tests.slow.actors import (
     Actor,
     Answer,
     Served,
-    free_port,
     serving,
 )
 from tests.slow.environments import version_of

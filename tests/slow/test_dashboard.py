@@ -14,7 +14,8 @@ from tests import promql, stuck_codec
 from tests.harness import server
 from tests.ills import HEALTHY, ILLS, TIMED, converse
 from tests.manifests import measured
-from tests.prometheus import Prometheus, free_port, prometheus
+from tests.ports import free_port
+from tests.prometheus import Prometheus, prometheus
 from tests.test_cli import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

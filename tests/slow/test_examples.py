@@ -124,8 +124,8 @@ async def browsing(url: str, profile: Path) -> AsyncIterator[Page]:
             assert line, "chromium ended"
         address = line.decode().split()[-1].replace("ws://", "http://")
         host = address.split("/devtools")[0]
-        listing = await asyncio.to_thread(_fetch, f"{host}/json/list")
-        page = next(target for target in listing if target["type"] == "page")
+        # Its first page may not be there yet.
+        page = await asyncio.to_thread(_put, f"{host}/json/new?about:blank")
         async with dial(page["webSocketDebuggerUrl"], max_size=None) as socket:
             opened = Page(socket)
             await opened.open(url)
@@ -135,8 +135,9 @@ async def browsing(url: str, profile: Path) -> AsyncIterator[Page]:
         await process.communicate()
 
 
-def _fetch(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as response:
+def _put(url: str) -> Any:
+    request = urllib.request.Request(url, method="PUT")
+    with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)
 
 

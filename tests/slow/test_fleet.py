@@ -227,7 +227,8 @@ async def test_a_replica_goes(number: signal.Signals, tmp_path: Path) -> None:
 async def test_an_engine_dies(tmp_path: Path) -> None:
     """Its replica tells those whom it speaks to, ends with code 3, and the others take over.
 
-    Until it has ended it says of itself that its engine is dead; from then on Prometheus misses it.
+    From then on Prometheus misses it. That it says of itself before that its engine is dead may not be seen from here
+    in time; `test_every_alert_fires` sees it.
     """
     folder = tmp_path / "prometheus"
     folder.mkdir()
@@ -244,11 +245,9 @@ async def test_an_engine_dies(tmp_path: Path) -> None:
                 ]
                 await started(speaking, replicas)
                 async with peer(f"ws://{mortal.address}/v1/tts") as murderer:
-                    # It answers no close, so the replica waits for a while before it ends.
+                    # It answers no close.
                     murderer.socket.transport.pause_reading()
                     await murderer.say("a", faulty("Die"))
-                    while await mortal.metric("orpheus_alive", part="engine"):
-                        pass
                     assert await mortal.ended() == Exit.DIED
                     murderer.socket.transport.abort()
                 go_on.set()
@@ -305,7 +304,7 @@ async def test_a_rolling_restart(tmp_path: Path) -> None:
         while not rolled.is_set() or len(said) < UTTERANCES:
             said.append(await spoken(client, TURN))
 
-    settings = (STEPPED, "server.drain_seconds=8")
+    settings = (STEPPED, "server.drain_seconds=60")
     async with (
         serving("haproxy", tmp_path, *settings, capacity=CROWD // 2) as (replicas, proxy),
         clients(proxy.url, CROWD) as callers,

@@ -17,7 +17,8 @@ import pytest
 
 from tests.certificates import Authority
 from tests.clients_list import BY_NAME, PAGE
-from tests.slow.actors import SIMULATED, Actor, Served, free_port, serving
+from tests.ports import free_port
+from tests.slow.actors import SIMULATED, Actor, Served, serving
 from tests.slow.environments import ROOT, python_of
 
 pytestmark = pytest.mark.slow

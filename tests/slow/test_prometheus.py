@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.prometheus import free_port
+from tests.ports import free_port
 from tests.test_cli import run, serving
 
 pytestmark = pytest.mark.slow
@@ -29,9 +29,10 @@ METRICS = {
 }
 
 
-def query(port: int, expression: str) -> float | None:
-    """The value of an expression that has one, or None while it has none."""
-    address = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(expression)}"
+def query(port: int, expression: str, **when: float) -> float | None:
+    """The value of an expression that has one, or None while it has none; `time` is when, or now."""
+    asked = urllib.parse.urlencode({"query": expression, **when})
+    address = f"http://127.0.0.1:{port}/api/v1/query?{asked}"
     try:
         with urllib.request.urlopen(address, timeout=10) as response:
             result = json.load(response)["data"]["result"]
@@ -72,9 +73,10 @@ def test_prometheus_reads_what_happened(tmp_path: Path) -> None:
             stderr=subprocess.DEVNULL,
         ) as process:
             try:
-                while query(port, "up") != 1.0:
+                while (scraped := query(port, "timestamp(up) and up == 1")) is None:
                     assert process.poll() is None
-                found = {expression: query(port, expression) for expression in METRICS}
+                # Of that scrape: a later one may not be answered in its second, and then nothing has a value.
+                found = {each: query(port, each, time=scraped) for each in METRICS}
             finally:
                 process.terminate()
     assert found == METRICS

@@ -11,6 +11,7 @@ import pytest
 from orpheus_ws import messages as m
 from orpheus_ws.server import Server
 from tests.harness import Peer, peer, server, turns_until
+from tests.server_peers import STEPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -44,6 +45,8 @@ async def settled(started: Server) -> tuple[Held, int]:
     """What is held once everything has ended, and the memory."""
     await turns_until(lambda: started.engine.statistics().active == 0)
     await turns_until(lambda: started.codec.statistics().streams == 0)
+    # The step in which the last request left may be under way still.
+    await turns_until(lambda: not any(task.get_name() == STEPS for task in asyncio.all_tasks()))
     gc.collect()
     process = psutil.Process()
     held = Held(

@@ -27,8 +27,9 @@ COMMON: Final = (
     "server.port=0",
     "server.http_port=0",
     "server.metrics_port=0",
-    "server.write_seconds=2",
-    "server.handshake_seconds=3",
+    # As little patience as leaves a client time that is held up by a busy machine.
+    "server.write_seconds=5",
+    "server.handshake_seconds=5",
     "limits.message_bytes=16384",
     "log.level=warning",
 )

@@ -22,7 +22,7 @@ from tests.soak.listeners import TEXTS
 
 Troublemaker = Callable[[Reachable, random.Random], Awaitable[None]]
 
-SILENT_SECONDS: Final = 4.0
+SILENT_SECONDS: Final = 7.0
 """Longer than the server lets a client read nothing."""
 STORM: Final = 30
 FLOOD: Final = 500
