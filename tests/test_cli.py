@@ -310,6 +310,10 @@ def _drains(announced: dict[str, str]) -> bool:
         return bool(json.load(response)["draining"])
 
 
+ONE_TURN = ("--streams", "1", "--utterances", "1", "--ramp", "0", "--prebuffer-ms", "60000")
+"""Of a load, by a player that no process is too late for."""
+
+
 def test_a_signal_to_read_again(tmp_path: Path) -> None:
     """SIGHUP has keys and certificate read again; the server goes on, with or without such files."""
     authority = Authority(tmp_path)
@@ -341,9 +345,8 @@ def test_a_signal_to_read_again(tmp_path: Path) -> None:
         assert run(*say, "--api-key", "two", "Hello.").returncode == 0
         refused = run(*say, "--api-key", "one", "Hello.")
         assert (refused.returncode, "HTTP 401" in refused.stderr) == (1, True)
-        load = ("load", announced["url"], "--ca", str(authority.file), "--api-key", "two")
-        one = ("--streams", "1", "--utterances", "1", "--ramp", "0", "--prebuffer-ms", "60000")
-        loaded = run(*load, *one, "--json")
+        load = ("load", announced["url"], "--ca", ca, "--api-key", "two", "--json")
+        loaded = run(*load, *ONE_TURN)
         assert loaded.returncode == 0, loaded.stderr
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0

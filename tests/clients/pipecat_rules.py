@@ -10,7 +10,7 @@ import itertools
 import json
 import ssl
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pipecat.frames.frames import (
@@ -79,10 +79,20 @@ async def run(
         pipeline_params=PipelineParams(enable_metrics=True, audio_out_sample_rate=rate),
         start_timeout=STARTED_SECONDS,
     )
+    errors = [frame for frame in up if isinstance(frame, ErrorFrame)]
+    return {
+        **heard_in(down),
+        "errors": [error.category.value for error in errors],
+        "usable": service.is_usable,
+        "interrupted": interrupted,
+    }
+
+
+def heard_in(down: Sequence[Frame]) -> dict[str, Any]:
+    """What a listener has of the frames that come out."""
     audio = [frame for frame in down if isinstance(frame, TTSAudioRawFrame)]
     words = [frame for frame in down if isinstance(frame, TTSTextFrame)]
     contexts = dict.fromkeys(frame.context_id for frame in audio)
-    errors = [frame for frame in up if isinstance(frame, ErrorFrame)]
     return {
         # Runs of the same kind are one.
         "frames": [kind for kind, _ in itertools.groupby(type(frame).__name__ for frame in down)],
@@ -96,9 +106,6 @@ async def run(
         "even": all(len(frame.audio) % 2 == 0 for frame in audio),
         "words": " ".join(frame.text for frame in words),
         "ordered": [frame.pts for frame in words] == sorted(frame.pts for frame in words),
-        "errors": [error.category.value for error in errors],
-        "usable": service.is_usable,
-        "interrupted": interrupted,
     }
 
 
