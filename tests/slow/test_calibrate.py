@@ -13,7 +13,9 @@ from orpheus_ws.engine.simulated import Options
 from orpheus_ws.loadtest.corpus import TURNS
 from orpheus_ws.planning.steps import largest_real_time_batch
 from orpheus_ws.text import Segmenter
-from tests.test_cli import SIMULATED, command
+from tests.doctor_runs import command
+from tests.test_calibration_command import PATIENT
+from tests.test_cli import SIMULATED
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -35,12 +37,12 @@ def known_capacity(options: Options) -> int:
     )
 
 
-def calibrate(manifest: Path, *arguments: str) -> Report:
+def calibrate(manifest: Path, *arguments: str, prelude: str = "") -> Report:
     """Run `orpheus-ws calibrate` to a number that was confirmed and written."""
     out = manifest.with_suffix(".out")
     settings = ("--set", f"engine.manifest={manifest}")
     done = subprocess.run(
-        command("calibrate", *arguments, *settings, "--out", str(out)),
+        command("calibrate", *arguments, *settings, "--out", str(out), prelude=prelude),
         capture_output=True,
         text=True,
         timeout=900,
@@ -76,8 +78,8 @@ def test_a_real_engine(tmp_path: Path) -> None:
     """The embedded voice is measured as it is, and `serve` takes what was confirmed as its capacity."""
     manifest = tmp_path / "m.json"
     report = calibrate(
-        manifest, "--start", "1", "--max", "2", "--objective-ms", "10000",
-        "--probe-seconds", "3", "--confirm-seconds", "6",
+        manifest, "--start", "1", "--max", "2", "--objective-ms", "60000",
+        "--probe-seconds", "3", "--confirm-seconds", "6", prelude=PATIENT,
     )  # fmt: skip
     assert report.simulated is False
     assert report.streams is not None
