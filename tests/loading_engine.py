@@ -1,7 +1,8 @@
-"""An engine that never finishes loading, and says that it has begun by making a file.
+"""An engine that does not finish loading, and says that it has begun by making a file.
 
 It is opened by name: `engine.name=tests.loading_engine`, `engine.options.begun=FILE`. `where` says what keeps
-it: a `thread`, the event `loop` itself, or a `process` of its own, whose id is in the file.
+it: a `thread`, the event `loop` itself, a `process` of its own, whose id is in the file, or the `file`: once
+that is gone, it is a simulated engine.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from orpheus_ws.config import EngineConfig
-from orpheus_ws.engine import Engine
+from orpheus_ws.engine import Engine, simulated
 from orpheus_ws.settings import read_options
 
 FOREVER = 3600.0
@@ -23,15 +24,22 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """See above."""
 
     begun: str
-    where: Literal["thread", "loop", "process"]
+    where: Literal["thread", "loop", "process", "file"]
 
 
 async def open_engine(config: EngineConfig) -> Engine:
-    """Does not return."""
+    """Does not return, but for `file`."""
     options = read_options(config.options, Options, "engine.options")
     _begin(options)
-    await asyncio.to_thread(time.sleep, FOREVER)
-    raise AssertionError
+    await asyncio.to_thread(_wait, options)
+    return await simulated.open_engine(msgspec.structs.replace(config, options={}))
+
+
+def _wait(options: Options) -> None:
+    if options.where != "file":
+        time.sleep(FOREVER)
+    while Path(options.begun).exists():
+        time.sleep(0.01)
 
 
 def _begin(options: Options) -> None:

@@ -1,6 +1,7 @@
 """`serve` as a process whose surroundings fail it: while it starts, where its log goes, as it ends."""
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -32,32 +34,70 @@ def read_when_there(file: Path, process: "subprocess.Popen[str]") -> str:
     return file.read_text()
 
 
+@contextlib.contextmanager
+def loading(where: str, begun: Path, *settings: str) -> Iterator["subprocess.Popen[str]"]:
+    """`serve` with an engine that makes a file and then does not finish loading."""
+    of_the_engine = (
+        "name=tests.loading_engine",
+        f"options.where={where}",
+        f"options.begun={begun}",
+    )
+    given = [*(f"engine.{setting}" for setting in of_the_engine), *settings]
+    flags = [part for setting in given for part in ("--set", setting)]
+    with subprocess.Popen(
+        command("serve", *SIMULATED[2:], *FREE_PORTS, *flags),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("where", ["thread", "loop", "process"])
 def test_a_signal_while_it_loads(where: str, number: signal.Signals, tmp_path: Path) -> None:
     """It ends at once, as a server does that nobody has used, and leaves no process behind."""
     begun = tmp_path / "begun"
-    settings = ("engine.name=tests.loading_engine", f"engine.options.where={where}")
-    flags = [part for setting in settings for part in ("--set", setting)]
-    with subprocess.Popen(
-        command(
-            "serve", *SIMULATED[2:], *FREE_PORTS, *flags, "--set", f"engine.options.begun={begun}"
-        ),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            child = int(read_when_there(begun, process))
-            process.send_signal(number)
-            # As a terminal and a supervisor may at one moment; it is not taken in the middle of the first.
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            assert left(process) is Exit.DONE
-        finally:
-            process.kill()
+    with loading(where, begun) as process:
+        child = int(read_when_there(begun, process))
+        process.send_signal(number)
+        # As a terminal and a supervisor may at one moment; it is not taken in the middle of the first.
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        assert left(process) is Exit.DONE
     if child:
         # Whoever has adopted it may not have asked for its end yet.
         assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+@pytest.mark.parametrize("where", ["thread", "loop"])
+def test_a_signal_that_another_thread_gets(where: str, tmp_path: Path) -> None:
+    """It ends at once as well, although that does not wake the main thread, which answers signals."""
+    begun = tmp_path / "begun"
+    with loading(where, begun) as process:
+        read_when_there(begun, process)
+        *_, other = psutil.Process(process.pid).threads()
+        assert other.id != process.pid
+        assert ctypes.CDLL(None).tgkill(process.pid, other.id, signal.SIGTERM) == 0
+        assert left(process) is Exit.DONE
+
+
+def test_hung_up_while_it_loads(tmp_path: Path) -> None:
+    """Keys are read again once it serves."""
+    begun, keys = tmp_path / "begun", tmp_path / "keys.toml"
+    keys.write_text('[alice]\nkeys = ["one"]\n')
+    with loading("file", begun, f"auth.file={keys}") as process:
+        read_when_there(begun, process)
+        process.send_signal(signal.SIGHUP)
+        begun.unlink()
+        assert process.stderr is not None
+        while json.loads(process.stderr.readline())["event"] != "read again":
+            pass
+        process.send_signal(signal.SIGTERM)
+        assert left(process) is Exit.DONE
 
 
 def said(caller: Caller, context: str) -> int:

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final
 
@@ -44,15 +45,15 @@ def serve(file: Path | None, settings: tuple[str, ...], **shortcuts: str | None)
     """
     config = configuration.load(file=file, environment=os.environ, flags=flags(settings, shortcuts))
     logs.configure(config.log.level)
-    _leave_on_signals()
+    end = _leave_on_signals()
     try:
-        code = _run(_serve(config))
+        code = _run(_serve(config, end))
     except OrpheusError as error:
         code = report(error)
     leave(code)
 
 
-async def _serve(config: configuration.Config) -> Exit:
+async def _serve(config: configuration.Config, end: Callable[[], None]) -> Exit:
     # Imported here, so that the client's commands need nothing that only a server needs.
     from orpheus_ws.server import running
     from orpheus_ws.server.loop_monitor import spare_collections
@@ -61,7 +62,9 @@ async def _serve(config: configuration.Config) -> Exit:
     loop = asyncio.get_running_loop()
     # From the start: its default would end a server that is loading.
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
+    loaded = _leave_though_blocked(end)
     async with running(config) as server:
+        loaded()
         for number in _SIGNALS:
             loop.add_signal_handler(number, lambda: (second if first.is_set() else first).set())
         loop.add_signal_handler(signal.SIGHUP, server.reloading.ask)
@@ -94,19 +97,48 @@ async def _serve(config: configuration.Config) -> Exit:
         return ending
 
 
-def _leave_on_signals() -> None:
-    """Loading a model may take minutes and cannot be interrupted; nobody is served yet."""
+def _leave_on_signals() -> Callable[[], None]:
+    """Loading a model may take minutes and cannot be interrupted; nobody is served yet. Returns what ends us."""
     end_children = ender_of_children()
 
-    def end(_number: int, _frame: object) -> None:
-        # A second one, on its way already, would come in the middle of this.
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+    def end() -> None:
         end_children()
         leave(Exit.DONE)
 
+    def answer(_number: int, _frame: object) -> None:
+        # A second one, on its way already, would come in the middle of this.
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        end()
+
     for number in _SIGNALS:
-        signal.signal(number, end)
+        signal.signal(number, answer)
+    return end
+
+
+def _leave_though_blocked(end: Callable[[], None]) -> Callable[[], None]:
+    """Until the function that it returns is called, a signal ends us even if the event loop stands still.
+
+    Python answers signals in the main thread alone. One that sleeps in a library is not woken when the kernel
+    gives them to another thread, as it does with most of those that come two at a time.
+    """
+    ours, written = socket.socketpair()
+    written.setblocking(False)
+    of_the_loop = signal.set_wakeup_fd(written.fileno())
+
+    def watch() -> None:
+        with ours:
+            while numbers := ours.recv(64):
+                if not set(_SIGNALS).isdisjoint(numbers):
+                    end()
+                os.write(of_the_loop, numbers)
+
+    def stop() -> None:
+        signal.set_wakeup_fd(of_the_loop)
+        written.close()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return stop
 
 
 def _notify(state: str) -> None:
