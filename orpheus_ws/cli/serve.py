@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -18,6 +18,9 @@ from orpheus_ws import logs
 from orpheus_ws.cli.exits import Exit, ender_of_children, leave, leave_anyway, report
 from orpheus_ws.cli.options import SHORTCUTS, configured, examples, flags
 from orpheus_ws.errors import OrpheusError
+
+if TYPE_CHECKING:
+    from orpheus_ws.server import Address
 
 CLOSE_SECONDS: Final = 30.0
 """For parts to be closed: twice what the slowest of ours takes. What hangs then ends with the process."""
@@ -70,11 +73,7 @@ async def _serve(config: configuration.Config, end: Callable[[], None]) -> Exit:
         loop.add_signal_handler(signal.SIGHUP, server.reloading.ask)
         if hung_up.is_set():
             server.reloading.ask()
-        address = server.address
-        metrics = f"http://{config.server.metrics_host}:{address.metrics_port}/metrics"
-        http = {} if address.http_url is None else {"http": address.http_url}
-        click.echo(json.dumps({"url": address.url, **http, "metrics": metrics}))
-        _notify("READY=1")
+        _announce(server.address, config.server.metrics_host)
         spare_collections()
 
         async def drained() -> Exit:
@@ -95,6 +94,14 @@ async def _serve(config: configuration.Config, end: Callable[[], None]) -> Exit:
         ending = ending if server.health.alive else Exit.DIED
         leave_anyway(ending, CLOSE_SECONDS)
         return ending
+
+
+def _announce(address: "Address", metrics_host: str) -> None:
+    """Say where it listens, to whoever started us."""
+    metrics = f"http://{metrics_host}:{address.metrics_port}/metrics"
+    http = {} if address.http_url is None else {"http": address.http_url}
+    click.echo(json.dumps({"url": address.url, **http, "metrics": metrics}))
+    _notify("READY=1")
 
 
 def _leave_on_signals() -> Callable[[], None]:
